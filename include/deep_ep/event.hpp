@@ -1,0 +1,27 @@
+#pragma once
+// When the result of an asynchronous call is ready.
+#include <memory>
+
+namespace deep_ep {
+
+class EventState;  // src/base/event_state.hpp
+
+/// A point in the work of a buffer. Copies refer to the same point. All functions are thread-safe.
+class Event {
+ public:
+  /// A point that has already been reached.
+  Event() = default;
+  explicit Event(std::shared_ptr<const EventState> state) : state_(std::move(state)) {}
+
+  /// True once the work is over, whether it succeeded or failed.
+  bool is_done() const noexcept;
+
+  /// Blocks until the work is over. Every operation has a time limit, so this ends.
+  /// Throws the Error that the work ended with, on each call.
+  void wait() const;
+
+ private:
+  std::shared_ptr<const EventState> state_;
+};
+
+}  // namespace deep_ep

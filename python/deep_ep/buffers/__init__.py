@@ -1,0 +1,1 @@
+"""The buffers: memory that the ranks of a group exchange through."""

@@ -1,0 +1,87 @@
+"""Torch tensors and process groups as the C++ library sees them. Not for users of the package."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+from torch.utils.dlpack import from_dlpack
+
+from . import _core
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DTYPES = {
+    torch.uint8: _core.DType.uint8,
+    torch.int32: _core.DType.int32,
+    torch.int64: _core.DType.int64,
+    torch.float32: _core.DType.float32,
+    torch.bfloat16: _core.DType.bfloat16,
+    torch.float8_e4m3fn: _core.DType.float8_e4m3fn,
+}
+
+
+def topk_idx_dtype() -> torch.dtype:
+    """`torch.int64`, or `torch.int32` if `EP_NUM_TOPK_IDX_BITS` is 32; calls take either."""
+    return torch.int32 if os.environ.get("EP_NUM_TOPK_IDX_BITS") == "32" else torch.int64
+
+
+def to_core_dtype(name: str, dtype: torch.dtype) -> _core.DType:
+    """The library's name of a dtype.
+
+    Raises:
+        TypeError: `dtype` is no torch dtype.
+        ContractError: The library has no such dtype.
+    """
+    if not isinstance(dtype, torch.dtype):
+        raise TypeError(f"{name} must have a torch.dtype, got {type(dtype).__name__}")
+    if dtype not in DTYPES:
+        known = ", ".join(str(known).removeprefix("torch.") for known in DTYPES)
+        raise _core.ContractError(f"{name} must have one of the dtypes {known}, got {dtype}")
+    return DTYPES[dtype]
+
+
+def view_of(name: str, tensor: torch.Tensor | None) -> _core.TensorView | None:
+    """Borrows a tensor: address, dtype, shape and strides, whatever autograd knows about it.
+
+    Raises:
+        TypeError: `tensor` is neither a tensor nor None.
+        ContractError: The library cannot address it: see the message.
+    """
+    if tensor is None:
+        return None
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+    dtype = DTYPES.get(tensor.dtype)
+    if dtype is None:
+        dtype = to_core_dtype(name, tensor.dtype)
+    if not tensor.is_cpu or tensor.layout is not torch.strided:
+        raise _core.ContractError(
+            f"{name} must be a dense tensor on the CPU, the only device of this build, "
+            f"got {tensor.layout} on {tensor.device}"
+        )
+    return _core.make_view(tensor.data_ptr(), dtype, tensor.shape, tensor.stride())
+
+
+def to_torch(tensor: _core.Tensor | None) -> torch.Tensor | None:
+    """A torch tensor over memory of the library, which it keeps alive; nothing is copied."""
+    if tensor is None:
+        return None
+    result = from_dlpack(tensor.__dlpack__())
+    if tensor.dtype is _core.DType.float8_e4m3fn:
+        return result.view(torch.float8_e4m3fn)
+    return result
+
+
+def all_gather_through(group: object) -> Callable[[bytes], list[bytes]]:
+    """A function that gathers one message of each rank of a torch process group."""
+
+    def all_gather(message: bytes) -> list[bytes]:
+        messages: list[bytes] = [b""] * group.size()
+        # Found at call time: wrappers of process groups replace functions of torch.distributed.
+        torch.distributed.all_gather_object(messages, message, group=group)
+        return messages
+
+    return all_gather

@@ -1,0 +1,451 @@
+#include "backends/cpu/ep_dispatch.hpp"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "base/check.hpp"
+#include "core/token_slot.hpp"
+
+namespace deep_ep::cpu {
+
+namespace {
+
+// Tokens a worker takes at a time: enough to pay for taking them, few enough to share 128 tokens.
+constexpr std::int64_t kTokenGrain = 16;
+
+Tensor lend_scales(Arena& arena, const DispatchPlan& plan, std::int64_t num_rows, bool is_col_major) {
+  if (!is_col_major) return arena.lend_matrix(num_rows, plan.num_sf_packs, plan.sf_dtype);
+  // Columns start on 16 bytes, as TMA wants them.
+  const std::int64_t column = align_up(num_rows, 4);
+  Tensor sf = arena.lend_matrix(plan.num_sf_packs, column, plan.sf_dtype);
+  sf.view.shape = {num_rows, plan.num_sf_packs};
+  sf.view.strides = {1, column};
+  return sf;
+}
+
+std::span<std::int32_t> ints(const Tensor& tensor) {
+  return {tensor.as<std::int32_t>(), static_cast<std::size_t>(tensor.view.num_elements())};
+}
+
+// The row of recv_topk_idx for a token that `lane` sends: local experts of that rank, -1 elsewhere.
+template <typename Id>
+void write_local_ids(const RoutingShape& shape, std::span<const Lane> lanes, const Lane& lane, Id* ids) {
+  Id* row = ids + std::int64_t{lane.row} * shape.num_topk;
+  for (std::size_t k = 0; k < lanes.size(); ++k) {
+    row[k] = lanes[k].rank == lane.rank ? lanes[k].expert - lane.rank * shape.num_local_experts() : -1;
+  }
+}
+
+void write_local_ids(const RoutingShape& shape, std::span<const Lane> lanes, const Lane& lane, DType dtype,
+                     std::byte* ids) {
+  if (dtype == DType::kInt64) {
+    write_local_ids(shape, lanes, lane, reinterpret_cast<std::int64_t*>(ids));
+  } else {
+    write_local_ids(shape, lanes, lane, reinterpret_cast<std::int32_t*>(ids));
+  }
+}
+
+Tensor private_ints(std::int64_t size) {
+  return make_private_tensor(TensorView::vector(nullptr, DType::kInt32, size));
+}
+
+}  // namespace
+
+struct Dispatch::Target {
+  std::byte* x = nullptr;
+  std::int32_t* sf = nullptr;
+  std::byte* topk_idx = nullptr;
+  float* topk_weights = nullptr;
+  std::int32_t* metadata = nullptr;
+  std::int64_t sf_row_stride = 0, sf_column_stride = 0;
+};
+
+struct Dispatch::TokenBatch {
+  int source;
+  const Routing& routing;
+  const std::int32_t* token_ids;  // null: 0, 1, 2, …
+  const std::byte* x;
+  std::int64_t x_stride;  // bytes
+  const std::int32_t* sf;
+  std::int64_t sf_row_stride, sf_column_stride;  // packs
+  const float* weights;
+  std::int64_t weights_stride;  // values
+};
+
+Dispatch::Dispatch(const DispatchArgs& args, const DispatchPlan& plan, Arena& arena)
+    : args_(args), plan_(plan) {
+  const RoutingShape& shape = plan.shape;
+  if (plan.is_cached) {
+    outputs_.handle = args.handle;
+    lend_outputs(arena, shape.do_expand ? args.handle->num_expanded_tokens : args.handle->num_recv_tokens,
+                 args.handle->num_recv_tokens);
+    tell_shapes();
+    return;
+  }
+  new_handle_ = std::make_shared<EPHandle>();
+  EPHandle& handle = *new_handle_;
+  handle.num_experts = shape.num_experts;
+  handle.num_topk = shape.num_topk;
+  handle.expert_alignment = shape.expert_alignment;
+  handle.num_max_tokens_per_rank = static_cast<int>(plan.num_max_tokens_per_rank);
+  handle.num_sms = plan.num_sms;
+  handle.do_expand = shape.do_expand;
+  handle.has_exact_counts = plan.has_exact_counts;
+  handle.idx_dtype = plan.idx_dtype;
+  handle.topology = shape.topology;
+  handle.num_tokens = plan.num_tokens;
+  handle.psum_num_recv_tokens_per_scaleup_rank = private_ints(shape.topology.num_scaleup_ranks);
+  handle.psum_num_recv_tokens_per_expert = private_ints(shape.num_local_experts());
+  handle.num_unaligned_recv_tokens_per_expert = private_ints(shape.num_local_experts());
+  handle.dst_rows = make_private_tensor(
+      TensorView::matrix(nullptr, DType::kInt32, plan.num_tokens, shape.num_topk));
+  outputs_.handle = new_handle_;
+  if (!plan.has_exact_counts) {
+    RoutingShape expanded = shape;
+    expanded.do_expand = true;
+    handle.num_recv_tokens = shape.num_ranks() * plan.num_max_tokens_per_rank;
+    handle.num_expanded_tokens = worst_case_rows(expanded, plan.num_max_tokens_per_rank);
+    lend_outputs(arena, worst_case_rows(shape, plan.num_max_tokens_per_rank), handle.num_recv_tokens);
+    tell_shapes();
+  }
+}
+
+void Dispatch::lend_outputs(Arena& arena, std::int64_t num_rows, std::int64_t num_recv_tokens) {
+  const RoutingShape& shape = plan_.shape;
+  outputs_.recv_x = arena.lend_matrix(num_rows, plan_.hidden, plan_.x_dtype);
+  if (plan_.num_sf_packs != 0) {
+    outputs_.recv_x_sf = lend_scales(arena, plan_, num_rows, args_.use_tma_aligned_col_major_sf);
+  }
+  if (!shape.do_expand) {
+    outputs_.recv_topk_idx = arena.lend_matrix(num_rows, shape.num_topk, plan_.idx_dtype);
+  }
+  if (plan_.has_weights) {
+    outputs_.recv_topk_weights = shape.do_expand
+                                     ? arena.lend_vector(num_rows, DType::kFloat32)
+                                     : arena.lend_matrix(num_rows, shape.num_topk, DType::kFloat32);
+  }
+  if (new_handle_ != nullptr) {
+    new_handle_->recv_src_metadata = arena.lend_matrix(num_recv_tokens, shape.num_topk + 2, DType::kInt32);
+  }
+}
+
+void Dispatch::tell_shapes() {
+  are_shapes_known_ = true;
+  shapes_known_->set_done(nullptr);
+}
+
+void Dispatch::run(CallContext& context) {
+  args_.previous_event.wait();
+  CountMatrix counts(plan_.shape);
+  CallHeader header;
+  header.terms = terms_of(plan_);
+  header.num_tokens = plan_.num_tokens;
+  if (plan_.is_cached) {
+    exchange(context.ranks, context.network, context.id, header, {}, nullptr);
+    routing_ = std::static_pointer_cast<const EPRouting>(args_.handle->routing);
+    internal_check(routing_ != nullptr, "the handle's dispatch did not end well");
+  } else {
+    std::vector<std::int32_t> own(static_cast<std::size_t>(plan_.shape.num_counts()));
+    count_selections(plan_.shape, TopkIds(args_.topk_idx), plan_.num_tokens, own);
+    exchange(context.ranks, context.network, context.id, header, own, &counts);
+    place(context, counts);
+  }
+  if (args_.do_zero_padding) clear_padding();
+  offer(context);
+  send_to_other_domains(context);
+  context.ranks.wait_for_stage(context.id, Stage::kOffered);
+  move(context);
+  if (plan_.shape.topology.is_hybrid()) {
+    context.ranks.wait_for_network(context.id, NetworkSignal::kDelivered);
+    for (int node = 0; node < plan_.shape.topology.num_scaleout_ranks; ++node) {
+      if (node != plan_.shape.topology.scaleout_rank_idx()) forward(context, counts, node);
+    }
+    landings_.clear();
+  }
+  context.ranks.post_stage(context.id, Stage::kDone);      // release: pairs with the peers' wait for kDone
+  context.ranks.wait_for_stage(context.id, Stage::kDone);  // acquire: all rows of this rank are there
+  if (args_.cumulative_local_expert_recv_stats.is_given()) {
+    auto* stats = args_.cumulative_local_expert_recv_stats.as<std::int32_t>();
+    for (const std::int64_t num_tokens : routing_->received.expert_counts) {
+      *stats++ += static_cast<std::int32_t>(num_tokens);
+    }
+  }
+}
+
+void Dispatch::place(CallContext& context, const CountMatrix& counts) {
+  const RoutingShape& shape = plan_.shape;
+  const Topology& topology = shape.topology;
+  new_routing_ = std::make_shared<EPRouting>();
+  EPRouting& routing = *new_routing_;
+  routing.shape = shape;
+  routing.received = receive_counts(counts, topology.rank_idx);
+  routing.own = place_tokens(counts, topology.rank_idx, TopkIds(args_.topk_idx), plan_.num_tokens, 0,
+                             shape.num_ranks());
+  if (topology.is_hybrid()) {
+    const auto num_nodes = static_cast<std::size_t>(topology.num_scaleout_ranks);
+    routing.forwarded.resize(num_nodes);
+    routing.num_to_node.assign(num_nodes, 0);
+    routing.node_slot.assign(static_cast<std::size_t>(plan_.num_tokens) * num_nodes, -1);
+    for (std::int64_t token = 0; token < plan_.num_tokens; ++token) {
+      for (const Lane& lane : routing.own.token(token)) {
+        if (lane.rank < 0) continue;
+        const auto node = static_cast<std::size_t>(shape.node_of(lane.rank));
+        std::int32_t& slot = routing.node_slot[static_cast<std::size_t>(token) * num_nodes + node];
+        if (slot < 0) slot = static_cast<std::int32_t>(routing.num_to_node[node]++);
+      }
+    }
+    for (int node = 0; node < topology.num_scaleout_ranks; ++node) {
+      ForwardedTokens& tokens = routing.forwarded[static_cast<std::size_t>(node)];
+      tokens.source = rail_peer(topology, node);
+      if (node == topology.scaleout_rank_idx()) continue;
+      tokens.token_ids.resize(static_cast<std::size_t>(
+          counts.row(tokens.source).tokens_to_node(topology.scaleout_rank_idx())));
+    }
+  }
+  routing_ = new_routing_;
+  fill_handle(context);
+}
+
+void Dispatch::fill_handle(const CallContext& context) {
+  const RoutingShape& shape = plan_.shape;
+  const ReceiveCounts& received = routing_->received;
+  EPHandle& handle = *new_handle_;
+  if (!are_shapes_known_) {
+    handle.num_recv_tokens = received.num_tokens;
+    handle.num_expanded_tokens = received.num_aligned_rows;
+    for (const std::int64_t num_tokens : received.expert_counts) {
+      handle.num_recv_tokens_per_expert_list.push_back(align_up(num_tokens, shape.expert_alignment));
+    }
+    lend_outputs(context.arena, shape.do_expand ? received.num_aligned_rows : received.num_tokens,
+                 received.num_tokens);
+  }
+  const auto per_place = ints(handle.psum_num_recv_tokens_per_scaleup_rank);
+  for (int source = 0; source < shape.num_ranks(); ++source) {
+    per_place[static_cast<std::size_t>(source % shape.topology.num_scaleup_ranks)] +=
+        received.tokens_from_source[static_cast<std::size_t>(source)];
+  }
+  for (std::size_t place = 1; place < per_place.size(); ++place) per_place[place] += per_place[place - 1];
+  for (std::size_t e = 0; e < received.expert_counts.size(); ++e) {
+    const std::int64_t num_tokens = received.expert_counts[e];
+    const std::int64_t in_rows = shape.do_expand ? num_tokens : align_up(num_tokens, shape.expert_alignment);
+    ints(handle.num_unaligned_recv_tokens_per_expert)[e] = static_cast<std::int32_t>(num_tokens);
+    ints(handle.psum_num_recv_tokens_per_expert)[e] =
+        static_cast<std::int32_t>(received.expert_starts[e] + in_rows);
+  }
+  std::ranges::transform(routing_->own.lanes, handle.dst_rows.as<std::int32_t>(),
+                         [](const Lane& lane) { return lane.row; });
+  handle.routing = routing_;
+  if (!are_shapes_known_) tell_shapes();
+}
+
+void Dispatch::clear_padding() const {
+  const ReceiveCounts& received = routing_->received;
+  for (std::size_t e = 0; e < received.expert_counts.size(); ++e) {
+    const std::int64_t first = received.expert_starts[e] + received.expert_counts[e];
+    const std::int64_t last = received.expert_starts[e] +
+                              align_up(received.expert_counts[e], plan_.shape.expert_alignment);
+    if (first == last) continue;
+    const auto num_rows = static_cast<std::size_t>(last - first);
+    std::memset(outputs_.recv_x.as<std::byte>() + first * plan_.row_bytes, 0,
+                num_rows * static_cast<std::size_t>(plan_.row_bytes));
+    if (plan_.has_weights) std::fill_n(outputs_.recv_topk_weights.as<float>() + first, num_rows, 0.0F);
+    const TensorView& sf = outputs_.recv_x_sf.view;
+    for (std::int64_t row = first; sf.is_given() && row < last; ++row) {
+      for (std::int64_t p = 0; p < plan_.num_sf_packs; ++p) {
+        sf.as<std::int32_t>()[row * sf.strides[0] + p * sf.strides[1]] = 0;
+      }
+    }
+  }
+}
+
+void Dispatch::offer(CallContext& context) {
+  const Arena& arena = context.arena;
+  const auto offset = [&arena](const Tensor& tensor) {
+    return tensor.view.num_elements() == 0 ? -1 : arena.offset_of(tensor.view.data, 1);
+  };
+  Offer& offer = context.ranks.own()->offer(context.id.number);
+  offer = {.x = offset(outputs_.recv_x),
+           .sf = offset(outputs_.recv_x_sf),
+           .topk_idx = offset(outputs_.recv_topk_idx),
+           .topk_weights = offset(outputs_.recv_topk_weights),
+           .metadata = new_handle_ ? offset(new_handle_->recv_src_metadata) : -1,
+           .sf_row_stride = outputs_.recv_x_sf.view.strides[0],
+           .sf_column_stride = outputs_.recv_x_sf.view.strides[1]};
+  context.ranks.post_stage(context.id, Stage::kOffered);  // release: the offer, and cleared padding
+
+  const Topology& topology = plan_.shape.topology;
+  const TokenSlot slot(plan_.row_bytes, plan_.num_sf_packs, plan_.shape.num_topk);
+  landings_.resize(static_cast<std::size_t>(topology.num_scaleout_ranks));
+  for (int node = 0; node < topology.num_scaleout_ranks; ++node) {
+    if (node == topology.scaleout_rank_idx()) continue;
+    const ForwardedTokens& tokens = routing_->forwarded[static_cast<std::size_t>(node)];
+    const auto num_bytes = static_cast<std::int64_t>(tokens.token_ids.size()) * slot.num_bytes;
+    std::shared_ptr<void>& landing = landings_[static_cast<std::size_t>(node)];
+    landing = context.arena.lend(num_bytes);
+    offer_landing(context, node, landing == nullptr ? -1 : arena.offset_of(landing.get(), num_bytes));
+  }
+}
+
+void Dispatch::send_to_other_domains(CallContext& context) const {
+  const Topology& topology = plan_.shape.topology;
+  if (!topology.is_hybrid()) return;
+  context.ranks.wait_for_network(context.id, NetworkSignal::kOffered);
+  const TokenSlot slot(plan_.row_bytes, plan_.num_sf_packs, plan_.shape.num_topk);
+  context.workers.parallel_for(plan_.num_tokens, kTokenGrain, plan_.num_sms, [&](auto begin, auto end) {
+    std::vector<std::byte> tail(static_cast<std::size_t>(slot.tail_bytes()));
+    const auto field = [&](std::int64_t offset) { return tail.data() + (offset - slot.tail()); };
+    for (std::int64_t token = begin; token < end; ++token) {
+      auto* sf = reinterpret_cast<std::int32_t*>(field(slot.sf));
+      for (std::int64_t p = 0; p < plan_.num_sf_packs; ++p) {
+        sf[p] = args_.x_sf.as<std::int32_t>()[token * args_.x_sf.strides[0] + p * args_.x_sf.strides[1]];
+      }
+      const auto lanes = routing_->own.token(token);
+      for (std::size_t k = 0; k < lanes.size(); ++k) {
+        reinterpret_cast<std::int32_t*>(field(slot.ids))[k] = lanes[k].expert;
+      }
+      if (plan_.has_weights) {
+        std::memcpy(field(slot.weights), args_.topk_weights.as<float>() + token * plan_.shape.num_topk,
+                    4 * lanes.size());
+      }
+      *reinterpret_cast<std::int32_t*>(field(slot.token)) = static_cast<std::int32_t>(token);
+      for (int node = 0; node < topology.num_scaleout_ranks; ++node) {
+        const std::int32_t place = routing_->slot(token, node);
+        if (node == topology.scaleout_rank_idx() || place < 0) continue;
+        const int peer = rail_peer(topology, node);
+        const std::int64_t offset = landing_at(context, node) + place * slot.num_bytes;
+        context.network.put(peer, offset, args_.x.as<std::byte>() + token * plan_.row_bytes, plan_.row_bytes);
+        context.network.put(peer, offset + slot.tail(), tail.data(), slot.tail_bytes());
+      }
+    }
+  });
+  for (int node = 0; node < topology.num_scaleout_ranks; ++node) {
+    if (node == topology.scaleout_rank_idx()) continue;
+    context.network.signal(rail_peer(topology, node), NetworkSignal::kDelivered, context.id.number);
+  }
+}
+
+void Dispatch::move(CallContext& context) const {
+  deliver_all(context, {.source = plan_.shape.topology.rank_idx,
+                        .routing = routing_->own,
+                        .token_ids = nullptr,
+                        .x = args_.x.as<std::byte>(),
+                        .x_stride = plan_.row_bytes,
+                        .sf = args_.x_sf.as<std::int32_t>(),
+                        .sf_row_stride = args_.x_sf.strides[0],
+                        .sf_column_stride = args_.x_sf.strides[1],
+                        .weights = args_.topk_weights.as<float>(),
+                        .weights_stride = plan_.shape.num_topk});
+}
+
+void Dispatch::forward(CallContext& context, const CountMatrix& counts, int node) {
+  const TokenSlot slot(plan_.row_bytes, plan_.num_sf_packs, plan_.shape.num_topk);
+  const auto* landing = static_cast<const std::byte*>(landings_[static_cast<std::size_t>(node)].get());
+  if (new_routing_ != nullptr) {
+    ForwardedTokens& tokens = new_routing_->forwarded[static_cast<std::size_t>(node)];
+    const auto num_topk = static_cast<std::size_t>(plan_.shape.num_topk);
+    std::vector<std::int32_t> ids(tokens.token_ids.size() * num_topk);
+    for (std::size_t i = 0; i < tokens.token_ids.size(); ++i) {
+      const std::byte* token = landing + static_cast<std::int64_t>(i) * slot.num_bytes;
+      std::memcpy(&ids[i * num_topk], token + slot.ids, 4 * num_topk);
+      std::memcpy(&tokens.token_ids[i], token + slot.token, 4);
+    }
+    const TensorView view = TensorView::matrix(
+        ids.data(), DType::kInt32, static_cast<std::int64_t>(tokens.token_ids.size()), plan_.shape.num_topk);
+    tokens.routing = place_tokens(counts, tokens.source, TopkIds(view), view.shape[0],
+                                  context.ranks.first_of_domain(), context.ranks.last_of_domain());
+  }
+  const ForwardedTokens& tokens = routing_->forwarded[static_cast<std::size_t>(node)];
+  if (landing == nullptr) return;
+  deliver_all(context, {.source = tokens.source,
+                        .routing = tokens.routing,
+                        .token_ids = tokens.token_ids.data(),
+                        .x = landing,
+                        .x_stride = slot.num_bytes,
+                        .sf = reinterpret_cast<const std::int32_t*>(landing + slot.sf),
+                        .sf_row_stride = slot.num_bytes / 4,
+                        .sf_column_stride = 1,
+                        .weights = reinterpret_cast<const float*>(landing + slot.weights),
+                        .weights_stride = slot.num_bytes / 4});
+}
+
+std::vector<Dispatch::Target> Dispatch::targets_of_domain(const CallContext& context) const {
+  std::vector<Target> targets;
+  for (int rank = context.ranks.first_of_domain(); rank < context.ranks.last_of_domain(); ++rank) {
+    const Window& window = context.ranks.window(rank);
+    const Offer offer = window.offer(context.id.number);
+    const auto at = [&window](std::int64_t offset) { return offset < 0 ? nullptr : window.at(offset); };
+    targets.push_back({.x = at(offer.x),
+                       .sf = reinterpret_cast<std::int32_t*>(at(offer.sf)),
+                       .topk_idx = at(offer.topk_idx),
+                       .topk_weights = reinterpret_cast<float*>(at(offer.topk_weights)),
+                       .metadata = reinterpret_cast<std::int32_t*>(at(offer.metadata)),
+                       .sf_row_stride = offer.sf_row_stride,
+                       .sf_column_stride = offer.sf_column_stride});
+  }
+  return targets;
+}
+
+void Dispatch::deliver_all(CallContext& context, const TokenBatch& batch) const {
+  const std::vector<Target> targets = targets_of_domain(context);
+  const auto num_rows = std::ranges::count_if(batch.routing.lanes, [&](const Lane& lane) {
+    return lane.rank >= 0 && (plan_.shape.do_expand || lane.is_master);
+  });
+  const StoreMode mode = store_mode_for(num_rows * plan_.row_bytes);
+  context.workers.parallel_for(batch.routing.num_tokens(), kTokenGrain, plan_.num_sms,
+                               [&](std::int64_t begin, std::int64_t end) {
+                                 for (std::int64_t token = begin; token < end; ++token) {
+                                   deliver(batch, token, targets, mode);
+                                 }
+                                 if (mode == StoreMode::kStreaming) finish_streaming();
+                               });
+}
+
+void Dispatch::deliver(const TokenBatch& batch, std::int64_t token, std::span<const Target> targets,
+                       StoreMode mode) const {
+  const RoutingShape& shape = plan_.shape;
+  const int first_rank = shape.topology.rank_at(shape.topology.scaleout_rank_idx(), 0);
+  const auto lanes = batch.routing.token(token);
+  const float* weights = batch.weights + token * batch.weights_stride;
+  for (std::size_t k = 0; k < lanes.size(); ++k) {
+    const Lane& lane = lanes[k];
+    const int place = lane.rank - first_rank;
+    if (lane.rank < 0 || place < 0 || place >= shape.topology.num_scaleup_ranks) continue;
+    if (!shape.do_expand && !lane.is_master) continue;
+    const Target& target = targets[static_cast<std::size_t>(place)];
+    copy_row(target.x + lane.row * plan_.row_bytes, batch.x + token * batch.x_stride,
+             static_cast<std::size_t>(plan_.row_bytes), mode);
+    for (std::int64_t p = 0; p < plan_.num_sf_packs; ++p) {
+      target.sf[lane.row * target.sf_row_stride + p * target.sf_column_stride] =
+          batch.sf[token * batch.sf_row_stride + p * batch.sf_column_stride];
+    }
+    if (shape.do_expand && plan_.has_weights) target.topk_weights[lane.row] = weights[k];
+    if (!lane.is_master) continue;
+    if (!shape.do_expand && plan_.has_weights) {
+      std::memcpy(target.topk_weights + lane.row * shape.num_topk, weights, 4 * lanes.size());
+    }
+    if (target.topk_idx != nullptr) write_local_ids(shape, lanes, lane, plan_.idx_dtype, target.topk_idx);
+    if (target.metadata == nullptr) continue;
+    const std::int32_t token_idx =
+        batch.token_ids == nullptr ? static_cast<std::int32_t>(token) : batch.token_ids[token];
+    std::int32_t* metadata = target.metadata + lane.token_row * (shape.num_topk + 2);
+    metadata[0] = static_cast<std::int32_t>(batch.source * plan_.num_max_tokens_per_rank) + token_idx;
+    metadata[1] = batch.source * shape.num_topk + static_cast<int>(k);
+    for (std::size_t j = 0; j < lanes.size(); ++j) {
+      metadata[2 + j] = lanes[j].rank == lane.rank ? lanes[j].row : -1;
+    }
+  }
+}
+
+void Dispatch::finish(std::exception_ptr error) {
+  args_.keep_alive = nullptr;
+  if (!are_shapes_known_) shapes_known_->set_done(error);
+  done_->set_done(std::move(error));
+}
+
+DispatchOutputs Dispatch::outputs() {
+  shapes_known_->wait();
+  return outputs_;
+}
+
+}  // namespace deep_ep::cpu

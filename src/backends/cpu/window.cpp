@@ -1,0 +1,20 @@
+#include "backends/cpu/window.hpp"
+
+#include <utility>
+
+namespace deep_ep::cpu {
+
+Window::Window(const WindowLayout& layout, UniqueFd fd, Mapping mapping)
+    : layout_(layout), fd_(std::move(fd)), mapping_(std::move(mapping)) {}
+
+std::shared_ptr<Window> Window::create(const WindowLayout& layout, std::int64_t num_bytes) {
+  UniqueFd fd = create_shared_memory("deep_ep_window", num_bytes);
+  Mapping mapping(fd.get(), num_bytes);
+  return std::shared_ptr<Window>(new Window(layout, std::move(fd), std::move(mapping)));
+}
+
+std::shared_ptr<Window> Window::map(const WindowLayout& layout, int fd, std::int64_t num_bytes) {
+  return std::shared_ptr<Window>(new Window(layout, UniqueFd(), Mapping(fd, num_bytes)));
+}
+
+}  // namespace deep_ep::cpu

@@ -1,0 +1,49 @@
+#pragma once
+// Memory of one rank that every rank of its domain can address.
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "backends/cpu/window_layout.hpp"
+#include "os/fd.hpp"
+#include "os/process.hpp"
+#include "os/shared_memory.hpp"
+
+namespace deep_ep::cpu {
+
+/// A mapped window: this rank's own or a peer's. Kept alive by the buffer and by every tensor lent from it.
+class Window {
+ public:
+  /// Makes a window of `num_bytes`; sparse, so a byte takes memory when it is first written.
+  static std::shared_ptr<Window> create(const WindowLayout& layout, std::int64_t num_bytes);
+  /// Maps a peer's window; pages are mapped as they are touched. `fd` is not needed afterwards.
+  static std::shared_ptr<Window> map(const WindowLayout& layout, int fd, std::int64_t num_bytes);
+
+  int fd() const noexcept { return fd_.get(); }  ///< of the own window
+  std::int64_t num_bytes() const noexcept { return mapping_.num_bytes(); }
+  const WindowLayout& layout() const noexcept { return layout_; }
+  std::byte* at(std::int64_t offset) const noexcept { return mapping_.data() + offset; }
+
+  Control& control() const noexcept { return *reinterpret_cast<Control*>(at(layout_.control)); }
+  Inbox& inbox(int node) const noexcept { return *reinterpret_cast<Inbox*>(at(layout_.inbox(node))); }
+  Offer& offer(std::uint64_t call) const noexcept {
+    return *reinterpret_cast<Offer*>(at(layout_.offer(call)));
+  }
+  std::span<std::byte> message(std::uint64_t call) const noexcept {
+    return {at(layout_.message(call)), static_cast<std::size_t>(layout_.message_bytes)};
+  }
+  std::span<std::byte> inbox_message(int node, std::uint64_t call) const noexcept {
+    return {at(layout_.inbox_message(node, call)), static_cast<std::size_t>(layout_.message_bytes)};
+  }
+
+ private:
+  Window(const WindowLayout& layout, UniqueFd fd, Mapping mapping);
+
+  WindowLayout layout_;
+  UniqueFd fd_;
+  Mapping mapping_;
+};
+
+}  // namespace deep_ep::cpu

@@ -1,0 +1,36 @@
+"""Fixtures of the Python suites."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import ranks
+from problem import BACKENDS
+
+for name in [name for name in os.environ if name.startswith("EP_")]:
+    del os.environ[name]  # what the user has set must not change what is tested
+
+
+@pytest.fixture(scope="session")
+def pool() -> Iterator[ranks.RankPool]:
+    """Processes that run rank functions, shared by the whole session."""
+    shared = ranks.RankPool()
+    yield shared
+    shared.close()
+
+
+@pytest.fixture(params=["threads", "processes"])
+def run(request: pytest.FixtureRequest) -> Callable[..., list]:
+    """Runs a rank function once with threads and once with processes as ranks."""
+    if request.param == "threads":
+        return ranks.run_threads
+    return request.getfixturevalue("pool").run
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    """The backend under test."""
+    return request.param
