@@ -14,6 +14,9 @@ _COMMANDS = {
     "bench": (bench, "measure dispatch and combine against this machine and torch.distributed"),
 }
 
+# What `deep_ep` itself does without.
+_OPTIONAL_MODULES = ("numpy", "torch", "tqdm")
+
 
 def make_parser() -> argparse.ArgumentParser:
     """The command line of all subcommands."""
@@ -43,6 +46,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return 130
+    except ModuleNotFoundError as error:
+        if error.name not in _OPTIONAL_MODULES:
+            raise
+        print(
+            f"error: {args.command} needs {error.name}: pip install {error.name}", file=sys.stderr
+        )
+        return 1
     except (RuntimeError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -15,13 +15,15 @@ BufferSizeHint EPBuffer::size_hint(const Topology& logical, int num_max_tokens_p
   const std::int64_t topk = num_topk == 0 ? kMaxTopk : num_topk;
   const std::int64_t tokens = num_max_tokens_per_rank;
   const std::int64_t recv_tokens = tokens * logical.num_ranks;
+  // Expanded rows may be more; a balanced gate gives each rank num_topk a token.
+  const std::int64_t recv_rows = std::max<std::int64_t>(recv_tokens, tokens * num_topk);
   const std::int64_t other_nodes = logical.num_scaleout_ranks - 1;
   const std::int64_t bf16_row = 2 * std::int64_t{hidden};
 
-  // A received token: data, scales (one of 4 bytes for 32 elements at most), ids, weights, metadata.
+  // A received row: data and scales (4 bytes for 32 elements at most). A token: ids, weights, metadata.
   const std::int64_t payload =
       use_fp8_dispatch ? hidden + 4 * ((std::int64_t{hidden} + 31) / 32) : bf16_row;
-  const std::int64_t token_bytes = payload + topk * (8 + 4) + (topk + 2) * 4;
+  const std::int64_t token_bytes = topk * (8 + 4) + (topk + 2) * 4;
 
   // What a token sends back between domains: a sum a domain, or each of its rows.
   const std::int64_t rows_between =
@@ -29,10 +31,10 @@ BufferSizeHint EPBuffer::size_hint(const Topology& logical, int num_max_tokens_p
   constexpr std::int64_t kRounding = 64 << 10;  // blocks start on pages; at most 16 at a time
 
   BufferSizeHint hint;
-  hint.lent_bytes = recv_tokens * token_bytes + tokens * (bf16_row + 4 * topk) + kRounding;
+  hint.lent_bytes = recv_rows * payload + recv_tokens * token_bytes + tokens * (bf16_row + 4 * topk) + kRounding;
   hint.staging_bytes =
       std::max(other_nodes * tokens * (payload + topk * 12 + 256),
-               recv_tokens * (bf16_row + 4 * topk) + other_nodes * tokens * (rows_between * bf16_row + 4 * topk));
+               recv_rows * bf16_row + recv_tokens * 4 * topk + other_nodes * tokens * (rows_between * bf16_row + 4 * topk));
   hint.num_bytes = align_up(hint.lent_bytes + hint.staging_bytes, kAllocationAlignment);
   return hint;
 }

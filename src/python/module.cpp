@@ -11,4 +11,5 @@ NB_MODULE(_core, module) {
   deep_ep::python::bind_topology(module);
   deep_ep::python::bind_bootstrap(module);
   deep_ep::python::bind_ep(module);
+  deep_ep::python::bind_ceilings(module);
 }

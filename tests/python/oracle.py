@@ -8,12 +8,28 @@ Received rows are ordered by (source rank, token), inside an expert by (source r
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
+
+
+def computed_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Ranks that are threads share what each of them would compute."""
+    lock = threading.RLock()
+    remembered = functools.lru_cache(maxsize=64)(function)
+
+    @functools.wraps(function)
+    def call(*args: object, **options: object) -> object:
+        with lock:
+            return remembered(*args, **options)
+
+    return call
 
 
 def align(value: int, alignment: int) -> int:
@@ -21,7 +37,7 @@ def align(value: int, alignment: int) -> int:
     return -(-value // alignment) * alignment
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Tokens:
     """What one rank passes to dispatch."""
 
@@ -31,7 +47,7 @@ class Tokens:
     topk_weights: Tensor | None = None  # [T, K]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Exchange:
     """One dispatch and combine over all ranks: everybody's tokens, and the shape of the group."""
 
@@ -88,6 +104,7 @@ class Layout:
     padding: list[int] = field(default_factory=list)
 
 
+@computed_once
 def layout_of(exchange: Exchange, rank: int, *, do_expand: bool, alignment: int = 1) -> Layout:
     """Lays out what `rank` receives."""
     num_local, num_topk = exchange.num_local_experts, exchange.num_topk

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -118,7 +117,7 @@ def make_topk_idx(problem: Problem, num_tokens: int, random: torch.Generator) ->
     return idx
 
 
-@functools.lru_cache(maxsize=4)
+@oracle.computed_once
 def tokens_of(problem: Problem) -> tuple[oracle.Tokens, ...]:
     """What each rank passes to dispatch. Shared: do not write into it."""
     made = []
@@ -136,6 +135,7 @@ def tokens_of(problem: Problem) -> tuple[oracle.Tokens, ...]:
     return tuple(made)
 
 
+@oracle.computed_once
 def exchange_of(
     problem: Problem, *, weights: bool = True, allow_hybrid_mode: bool = True
 ) -> oracle.Exchange:

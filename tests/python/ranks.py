@@ -158,6 +158,7 @@ class ProcessRanks:
         self.pipes: list[Connection] = []
         self.active: list[int] = []  # processes of the run under way, in rank order
         self.notes: list[list[Any]] = []
+        self.generation = 0  # of the groups: ranks of a failed run may have left one half-way
         for index in range(num_processes):
             ours, theirs = socket.socketpair()
             command = [sys.executable, "-X", "faulthandler", str(Path(__file__).resolve())]
@@ -196,7 +197,8 @@ class ProcessRanks:
             if num_domains > 1:
                 settings["EP_HOST_ID"] = host_id(rank, size, num_domains)
             where = (function.__module__, function.__qualname__)
-            self.pipes[process].send((where, args, rank, size, num_domains, settings))
+            key = (size, num_domains, self.generation)
+            self.pipes[process].send((where, args, rank, key, settings))
 
     def next_report(self, rank: int, timeout: float = TIMEOUT_SECS) -> object:
         """Waits for what `rank` reports next."""
@@ -268,7 +270,7 @@ class ProcessRanks:
         self.start(size, function, *args, num_domains=num_domains, env=env)
         outcomes = self.finish(timeout=timeout)
         if any(o.error or o.died for o in outcomes):
-            self.kill()  # who knows what state the ranks are in
+            self.generation += 1
         return values_of(outcomes)
 
     def close(self) -> list[int]:
@@ -345,7 +347,7 @@ def worker_environment() -> dict[str, str]:
 
 def serve(pipe: Connection, process: int, num_processes: int, store: str) -> None:
     """Runs what the test sends until it sends None or goes away."""
-    groups: dict[tuple[int, int], Any] = {}  # by number of ranks and of domains
+    groups: dict[tuple[int, int, int], Any] = {}  # by ranks, domains, generation
     if store != "-":
         import torch.distributed as dist
 
@@ -356,7 +358,6 @@ def serve(pipe: Connection, process: int, num_processes: int, store: str) -> Non
             world_size=num_processes,
             timeout=timedelta(seconds=TIMEOUT_SECS),
         )
-        groups[num_processes, 1] = dist.group.WORLD
     while True:
         try:
             message = pipe.recv()
@@ -370,27 +371,28 @@ def serve(pipe: Connection, process: int, num_processes: int, store: str) -> Non
 def answer(
     pipe: Connection,
     message: tuple,
-    groups: dict[tuple[int, int], Any],
+    groups: dict[tuple[int, int, int], Any],
     num_processes: int,
     store: str,
 ) -> tuple[str, object]:
-    (module, name), args, rank, size, num_domains, env = message
+    (module, name), args, rank, key, env = message
+    size, num_domains, _ = key
     saved = {key: os.environ.get(key) for key in env}
     os.environ.update(env)
     try:
-        if (size, num_domains) not in groups and store != "-":
+        if key not in groups and store != "-":
             import torch.distributed as dist
 
             members = list(range(num_processes - size, num_processes))
             group = dist.new_group(members, use_local_synchronization=True)
-            groups[size, num_domains] = group
+            groups[key] = group
         function: Any = importlib.import_module(module)
         for part in name.split("."):
             function = getattr(function, part)
         here = Rank(
             rank,
             size,
-            groups.get((size, num_domains)),
+            groups.get(key),
             num_domains,
             lambda value: pipe.send(("report", value)),
         )

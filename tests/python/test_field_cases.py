@@ -328,7 +328,7 @@ def test_c149_every_byte_of_a_packed_scale_arrives_in_its_place(
             )
             assert sf.dtype is torch.int32
             token = handle.recv_src_metadata[:, 0] % tokens
-            arrived = sf.contiguous().view(torch.uint8).reshape(-1, 4)
+            arrived = sf.flatten().clone().view(torch.uint8).reshape(-1, 4)
             values = x.float() * (2.0 ** (arrived.float() - 127)).repeat_interleave(128, dim=1)
             wanted = torch.ones(len(x), 4)
             wanted[:, position] = 2.0 ** (token + 100 - 127).float()
@@ -568,7 +568,7 @@ def test_c097_conflicting_numbers_of_queues_are_refused(backend: str, num_qps: i
         buffer = ex.make_buffer(rank, problem, num_allocated_qps=24)
         exchange = problems.exchange_of(problem)
         arguments = ex.dispatch_arguments(exchange.tokens[rank.index], exchange, Call())
-        with pytest.raises(ValueError, match=r"[Qq][Pp]s"):
+        with pytest.raises(ValueError, match="num_qps"):
             buffer.dispatch(**arguments | {"num_sms": 52, "num_qps": num_qps})
         ex.check_dispatch(buffer, rank, problem, Call())
         buffer.destroy()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -37,11 +36,8 @@ def check_arguments(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains, compares and prints. Returns the exit status: 1 when the runs do not agree."""
-    try:
-        from tqdm import tqdm
-    except ImportError:
-        print("error: the demo needs tqdm (pip install 'deep_ep[demo]')", file=sys.stderr)
-        return 1
+    from tqdm import tqdm
+
     from deep_ep.bench.ranks import num_cores
 
     from . import report, runs, text

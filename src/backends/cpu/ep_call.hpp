@@ -12,6 +12,9 @@
 
 namespace deep_ep::cpu {
 
+/// Tokens a worker takes at a time: enough to pay for taking them, few enough to share 128 tokens.
+inline constexpr std::int64_t kTokenGrain = 16;
+
 /// What a call runs with, on the thread of its turn.
 struct CallContext {
   Ranks& ranks;

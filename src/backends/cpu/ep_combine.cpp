@@ -11,7 +11,6 @@ namespace deep_ep::cpu {
 
 namespace {
 
-constexpr std::int64_t kTokenGrain = 16;               // as in dispatch
 constexpr std::int64_t kCopyGrain = std::int64_t{256} << 10;  // bytes
 
 // No lane of [k + 1, end) has the property that lane k has, so k is the highest of its group.
@@ -22,38 +21,6 @@ bool is_last(std::span<const Lane> lanes, std::size_t k, const Same& same) {
 }
 
 }  // namespace
-
-class Combine::Terms {
- public:
-  void clear() noexcept { num_rows_ = num_groups_ = 0; }
-  void add_row(const std::uint16_t* row) noexcept {
-    rows_[num_rows_++] = row;
-    group_sizes_[num_groups_++] = 1;
-  }
-  /// Adds `row` to the group that add_row() began last.
-  void extend_group(const std::uint16_t* row) noexcept {
-    rows_[num_rows_++] = row;
-    ++group_sizes_[num_groups_ - 1];
-  }
-  std::size_t num_rows() const noexcept { return num_rows_; }
-  RowSum sum() const noexcept {
-    return {.rows = {rows_.data(), num_rows_}, .group_sizes = {group_sizes_.data(), num_groups_}};
-  }
-  /// One group alone.
-  RowSum group(std::size_t first_row, std::size_t size) const noexcept {
-    static constexpr std::array<std::uint8_t, kMaxTopk> kOnes = [] {
-      std::array<std::uint8_t, kMaxTopk> ones{};
-      ones.fill(1);
-      return ones;
-    }();
-    return {.rows = {rows_.data() + first_row, size}, .group_sizes = {kOnes.data(), size}};
-  }
-
- private:
-  std::array<const std::uint16_t*, kMaxTopk + 2> rows_;
-  std::array<std::uint8_t, kMaxTopk + 2> group_sizes_;
-  std::size_t num_rows_ = 0, num_groups_ = 0;
-};
 
 Combine::Combine(const CombineArgs& args, const CombinePlan& plan, bool allow_multiple_reduction,
                  Arena& arena)
@@ -76,7 +43,7 @@ void Combine::run(CallContext& context) {
   stage_inputs(context, header);
   const std::vector<CallHeader> headers =
       exchange(context.ranks, context.network, context.id, header, {}, nullptr);
-  find_inputs(context, headers);
+  domain_rows_.emplace(plan_, rounds_on_the_way_, context, headers);
   if (plan_.shape.topology.is_hybrid()) {
     land_from_other_domains(context);
     context.ranks.wait_for_network(context.id, NetworkSignal::kOffered);
@@ -111,17 +78,6 @@ void Combine::stage_inputs(CallContext& context, CallHeader& header) {
   if (plan_.has_weights) {
     const std::int64_t values_per_row = plan_.shape.do_expand ? 1 : plan_.shape.num_topk;
     header.weights_offset = stage(args_.topk_weights, num_rows * values_per_row * 4);
-  }
-}
-
-void Combine::find_inputs(const CallContext& context, const std::vector<CallHeader>& headers) {
-  for (int rank = context.ranks.first_of_domain(); rank < context.ranks.last_of_domain(); ++rank) {
-    const CallHeader& header = headers[static_cast<std::size_t>(rank)];
-    const auto at = [&](std::int64_t offset) -> const void* {
-      return offset < 0 ? nullptr : context.ranks.window(rank).at(offset);
-    };
-    inputs_.push_back(static_cast<const std::uint16_t*>(at(header.x_offset)));
-    input_weights_.push_back(static_cast<const float*>(at(header.weights_offset)));
   }
 }
 
@@ -178,47 +134,22 @@ void Combine::reduce_token(const CallContext& context, const ForwardedTokens& to
                            std::int64_t target_offset, int peer, std::uint16_t* scratch) const {
   const auto lanes = tokens.routing.token(token);
   Terms terms;
-  add_rows_of_domain(lanes, terms);
+  domain_rows_->append(lanes, terms);
   if (rounds_on_the_way_) {
     sum_rows(scratch, terms.sum(), static_cast<std::size_t>(plan_.hidden), StoreMode::kCached);
     context.network.put(peer, target_offset, scratch, plan_.row_bytes);
   } else {
     std::int64_t offset = target_offset;
-    for (const std::uint16_t* row : terms.sum().rows) {
+    for (const std::uint16_t* row : terms.rows()) {
       context.network.put(peer, offset, row, plan_.row_bytes);
       offset += plan_.row_bytes;
     }
   }
   if (!plan_.has_weights) return;
   std::array<float, kMaxTopk> weights{};
-  for (std::size_t k = 0; k < lanes.size(); ++k) weights[k] = lanes[k].rank < 0 ? 0.0F : weight_of(lanes[k], k);
+  for (std::size_t k = 0; k < lanes.size(); ++k) weights[k] = lanes[k].rank < 0 ? 0.0F : domain_rows_->weight_of(lanes[k], k);
   context.network.put(peer, target_offset + align_up(landing_rows() * plan_.row_bytes, 64), weights.data(),
                       static_cast<std::int64_t>(4 * lanes.size()));
-}
-
-// The rows of this domain's ranks for a token, ranks in the order of their highest lane; rows of one rank
-// form a group that is rounded, or count one by one in the order of their lanes.
-void Combine::add_rows_of_domain(std::span<const Lane> lanes, Terms& terms) const {
-  const int first_rank = plan_.shape.topology.rank_at(plan_.shape.topology.scaleout_rank_idx(), 0);
-  const auto row_of = [&](const Lane& lane) {
-    return inputs_[static_cast<std::size_t>(lane.rank - first_rank)] + lane.row * plan_.hidden;
-  };
-  const bool groups_lanes = plan_.shape.do_expand && rounds_on_the_way_;
-  for (std::size_t k = 0; k < lanes.size(); ++k) {
-    const Lane& lane = lanes[k];
-    if (lane.rank < 0 || !is_own(lane.rank)) continue;
-    if (plan_.shape.do_expand && !rounds_on_the_way_) {
-      terms.add_row(row_of(lane));
-    } else if (lane.is_master) {
-      bool is_first = true;
-      for (const Lane& other : lanes.first(groups_lanes ? k : 0)) {
-        if (other.rank != lane.rank) continue;
-        is_first ? terms.add_row(row_of(other)) : terms.extend_group(row_of(other));
-        is_first = false;
-      }
-      is_first ? terms.add_row(row_of(lane)) : terms.extend_group(row_of(lane));
-    }
-  }
 }
 
 // All rows of one of this rank's tokens. With several domains: `scratch` takes the sum of the own one.
@@ -226,10 +157,9 @@ void Combine::add_terms(std::int64_t token, std::uint16_t* scratch, Terms& terms
   const auto lanes = routing_->own.token(token);
   const RoutingShape& shape = plan_.shape;
   if (!shape.topology.is_hybrid()) {
-    add_rows_of_domain(lanes, terms);
+    domain_rows_->append(lanes, terms);
     return;
   }
-  const int first_rank = shape.topology.rank_at(shape.topology.scaleout_rank_idx(), 0);
   std::array<std::int64_t, kMaxTopk> next_row{};  // of each domain, by the lane that saw it first
   for (std::size_t k = 0; k < lanes.size(); ++k) {
     const Lane& lane = lanes[k];
@@ -237,17 +167,17 @@ void Combine::add_terms(std::int64_t token, std::uint16_t* scratch, Terms& terms
     const int node = shape.node_of(lane.rank);
     if (rounds_on_the_way_) {
       if (!is_last(lanes, k, [&](const Lane& other) { return shape.node_of(other.rank) == node; })) continue;
-      if (is_own(lane.rank)) {
+      if (domain_rows_->has(lane)) {
         Terms own;
-        add_rows_of_domain(lanes, own);
+        domain_rows_->append(lanes, own);
         sum_rows(scratch, own.sum(), static_cast<std::size_t>(plan_.hidden), StoreMode::kCached);
         terms.add_row(scratch);
       } else {
         terms.add_row(reinterpret_cast<const std::uint16_t*>(landed(token, node)));
       }
     } else if (shape.do_expand || lane.is_master) {
-      if (is_own(lane.rank)) {
-        terms.add_row(inputs_[static_cast<std::size_t>(lane.rank - first_rank)] + lane.row * plan_.hidden);
+      if (domain_rows_->has(lane)) {
+        terms.add_row(domain_rows_->row_of(lane));
         continue;
       }
       const auto first = std::ranges::find_if(lanes, [&](const Lane& other) {
@@ -265,13 +195,6 @@ void Combine::add_bias(std::int64_t token, Terms& terms) const {
   }
 }
 
-float Combine::weight_of(const Lane& lane, std::size_t k) const {
-  const int first_rank = plan_.shape.topology.rank_at(plan_.shape.topology.scaleout_rank_idx(), 0);
-  const float* weights = input_weights_[static_cast<std::size_t>(lane.rank - first_rank)];
-  return plan_.shape.do_expand ? weights[lane.row]
-                               : weights[std::int64_t{lane.row} * plan_.shape.num_topk + static_cast<std::int64_t>(k)];
-}
-
 void Combine::collect_weights(std::int64_t token) const {
   const auto lanes = routing_->own.token(token);
   float* target = outputs_.combined_topk_weights.as<float>() + token * plan_.shape.num_topk;
@@ -279,8 +202,8 @@ void Combine::collect_weights(std::int64_t token) const {
     const Lane& lane = lanes[k];
     if (lane.rank < 0) {
       target[k] = 0.0F;
-    } else if (is_own(lane.rank)) {
-      target[k] = weight_of(lane, k);
+    } else if (domain_rows_->has(lane)) {
+      target[k] = domain_rows_->weight_of(lane, k);
     } else {
       const std::byte* slot = landed(token, plan_.shape.node_of(lane.rank));
       std::memcpy(&target[k], slot + align_up(landing_rows() * plan_.row_bytes, 64) + 4 * k, 4);
@@ -310,22 +233,24 @@ void Combine::sum(CallContext& context) {
   });
 }
 
-// Copies the rows of a token, each group already summed and rounded, for the epilogue.
+// Copies the rows of a token for the epilogue, each group already summed and rounded. A row alone is not
+// rounded: it keeps its bits.
 void Combine::keep_terms(std::int64_t token, const Terms& terms) {
-  const RowSum sum = terms.sum();
   const auto hidden = static_cast<std::size_t>(plan_.hidden);
   std::vector<std::uint16_t>& kept = terms_[static_cast<std::size_t>(token)];
-  kept.resize(sum.group_sizes.size() * hidden);
-  std::size_t first_row = 0;
-  for (std::size_t g = 0; g < sum.group_sizes.size(); ++g) {
-    const std::size_t size = sum.group_sizes[g];
-    std::uint16_t* target = kept.data() + g * hidden;
+  kept.resize(terms.group_sizes().size() * hidden);
+  std::uint16_t* target = kept.data();
+  auto rows = terms.rows();
+  for (const std::uint8_t size : terms.group_sizes()) {
     if (size == 1) {
-      std::memcpy(target, sum.rows[first_row], 2 * hidden);  // a row alone is not rounded: keep its bits
+      std::memcpy(target, rows[0], 2 * hidden);
     } else {
-      sum_rows(target, terms.group(first_row, size), hidden, StoreMode::kCached);
+      Terms group;
+      for (const std::uint16_t* row : rows.first(size)) group.add_row(row);
+      sum_rows(target, group.sum(), hidden, StoreMode::kCached);
     }
-    first_row += size;
+    rows = rows.subspan(size);
+    target += hidden;
   }
 }
 

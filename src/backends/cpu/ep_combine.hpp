@@ -7,8 +7,11 @@
 //          call ends after it saw Stage::kDone of all (acquire), so nobody reads rows that may change
 // Hybrid   the rank at the same place of each other domain sums the rows of that domain and sends the sum
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <vector>
 
+#include "backends/cpu/domain_rows.hpp"
 #include "backends/cpu/ep_call.hpp"
 #include "backends/cpu/rows.hpp"
 #include "backends/ep_backend.hpp"
@@ -31,27 +34,21 @@ class Combine : public CombineCall {
   Event event() const override { return Event(done_); }
 
  private:
-  class Terms;  // the rows of one token, as RowSum wants them
-
   void stage_inputs(CallContext& context, CallHeader& header);
-  void find_inputs(const CallContext& context, const std::vector<CallHeader>& headers);
   void land_from_other_domains(CallContext& context);
   void reduce_for_other_domains(CallContext& context);
   void reduce_token(const CallContext& context, const ForwardedTokens& tokens, std::int64_t token,
                     std::int64_t target_offset, int peer, std::uint16_t* scratch) const;
   void sum(CallContext& context);
-  void add_rows_of_domain(std::span<const Lane> lanes, Terms& terms) const;
   void add_terms(std::int64_t token, std::uint16_t* scratch, Terms& terms) const;
   void add_bias(std::int64_t token, Terms& terms) const;
   void collect_weights(std::int64_t token) const;
-  float weight_of(const Lane& lane, std::size_t k) const;
   void keep_terms(std::int64_t token, const Terms& terms);
   void run_epilogue();
 
   std::int64_t landing_rows() const noexcept;
   std::int64_t landing_slot_bytes() const noexcept;
   const std::byte* landed(std::int64_t token, int node) const;
-  bool is_own(int rank) const noexcept { return plan_.shape.node_of(rank) == plan_.shape.topology.scaleout_rank_idx(); }
 
   CombineArgs args_;
   const CombinePlan plan_;
@@ -60,8 +57,7 @@ class Combine : public CombineCall {
   CombineOutputs outputs_;
 
   std::vector<std::shared_ptr<void>> staged_;        // copies of inputs outside the window
-  std::vector<const std::uint16_t*> inputs_;         // x of each rank of the domain
-  std::vector<const float*> input_weights_;          // likewise
+  std::optional<DomainRows> domain_rows_;            // inputs of all ranks of the domain
   std::vector<std::shared_ptr<void>> landings_;      // one a domain: what it sends for this rank's tokens
 
   bool keeps_terms_ = false;                         // the epilogue adds the terms to a bias not known yet

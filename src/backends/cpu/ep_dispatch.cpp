@@ -11,9 +11,6 @@ namespace deep_ep::cpu {
 
 namespace {
 
-// Tokens a worker takes at a time: enough to pay for taking them, few enough to share 128 tokens.
-constexpr std::int64_t kTokenGrain = 16;
-
 Tensor lend_scales(Arena& arena, const DispatchPlan& plan, std::int64_t num_rows, bool is_col_major) {
   if (!is_col_major) return arena.lend_matrix(num_rows, plan.num_sf_packs, plan.sf_dtype);
   // Columns start on 16 bytes, as TMA wants them.
@@ -28,50 +25,11 @@ std::span<std::int32_t> ints(const Tensor& tensor) {
   return {tensor.as<std::int32_t>(), static_cast<std::size_t>(tensor.view.num_elements())};
 }
 
-// The row of recv_topk_idx for a token that `lane` sends: local experts of that rank, -1 elsewhere.
-template <typename Id>
-void write_local_ids(const RoutingShape& shape, std::span<const Lane> lanes, const Lane& lane, Id* ids) {
-  Id* row = ids + std::int64_t{lane.row} * shape.num_topk;
-  for (std::size_t k = 0; k < lanes.size(); ++k) {
-    row[k] = lanes[k].rank == lane.rank ? lanes[k].expert - lane.rank * shape.num_local_experts() : -1;
-  }
-}
-
-void write_local_ids(const RoutingShape& shape, std::span<const Lane> lanes, const Lane& lane, DType dtype,
-                     std::byte* ids) {
-  if (dtype == DType::kInt64) {
-    write_local_ids(shape, lanes, lane, reinterpret_cast<std::int64_t*>(ids));
-  } else {
-    write_local_ids(shape, lanes, lane, reinterpret_cast<std::int32_t*>(ids));
-  }
-}
-
 Tensor private_ints(std::int64_t size) {
   return make_private_tensor(TensorView::vector(nullptr, DType::kInt32, size));
 }
 
 }  // namespace
-
-struct Dispatch::Target {
-  std::byte* x = nullptr;
-  std::int32_t* sf = nullptr;
-  std::byte* topk_idx = nullptr;
-  float* topk_weights = nullptr;
-  std::int32_t* metadata = nullptr;
-  std::int64_t sf_row_stride = 0, sf_column_stride = 0;
-};
-
-struct Dispatch::TokenBatch {
-  int source;
-  const Routing& routing;
-  const std::int32_t* token_ids;  // null: 0, 1, 2, …
-  const std::byte* x;
-  std::int64_t x_stride;  // bytes
-  const std::int32_t* sf;
-  std::int64_t sf_row_stride, sf_column_stride;  // packs
-  const float* weights;
-  std::int64_t weights_stride;  // values
-};
 
 Dispatch::Dispatch(const DispatchArgs& args, const DispatchPlan& plan, Arena& arena)
     : args_(args), plan_(plan) {
@@ -155,11 +113,14 @@ void Dispatch::run(CallContext& context) {
   offer(context);
   send_to_other_domains(context);
   context.ranks.wait_for_stage(context.id, Stage::kOffered);
-  move(context);
+  const Delivery delivery(plan_, context);
+  delivery.deliver(own_tokens(), context.workers);
   if (plan_.shape.topology.is_hybrid()) {
     context.ranks.wait_for_network(context.id, NetworkSignal::kDelivered);
     for (int node = 0; node < plan_.shape.topology.num_scaleout_ranks; ++node) {
-      if (node != plan_.shape.topology.scaleout_rank_idx()) forward(context, counts, node);
+      if (node == plan_.shape.topology.scaleout_rank_idx()) continue;
+      if (!plan_.is_cached) place_landed(context, counts, node);
+      delivery.deliver(landed_tokens(node), context.workers);
     }
     landings_.clear();
   }
@@ -325,116 +286,50 @@ void Dispatch::send_to_other_domains(CallContext& context) const {
   }
 }
 
-void Dispatch::move(CallContext& context) const {
-  deliver_all(context, {.source = plan_.shape.topology.rank_idx,
-                        .routing = routing_->own,
-                        .token_ids = nullptr,
-                        .x = args_.x.as<std::byte>(),
-                        .x_stride = plan_.row_bytes,
-                        .sf = args_.x_sf.as<std::int32_t>(),
-                        .sf_row_stride = args_.x_sf.strides[0],
-                        .sf_column_stride = args_.x_sf.strides[1],
-                        .weights = args_.topk_weights.as<float>(),
-                        .weights_stride = plan_.shape.num_topk});
+TokenBatch Dispatch::own_tokens() const {
+  return {.source = plan_.shape.topology.rank_idx,
+          .routing = routing_->own,
+          .x = args_.x.as<std::byte>(),
+          .x_stride = plan_.row_bytes,
+          .sf = args_.x_sf.as<std::int32_t>(),
+          .sf_row_stride = args_.x_sf.strides[0],
+          .sf_column_stride = args_.x_sf.strides[1],
+          .weights = args_.topk_weights.as<float>(),
+          .weights_stride = plan_.shape.num_topk};
 }
 
-void Dispatch::forward(CallContext& context, const CountMatrix& counts, int node) {
+// Reads what the other domain said about its tokens, and places them.
+void Dispatch::place_landed(CallContext& context, const CountMatrix& counts, int node) {
   const TokenSlot slot(plan_.row_bytes, plan_.num_sf_packs, plan_.shape.num_topk);
-  const auto* landing = static_cast<const std::byte*>(landings_[static_cast<std::size_t>(node)].get());
-  if (new_routing_ != nullptr) {
-    ForwardedTokens& tokens = new_routing_->forwarded[static_cast<std::size_t>(node)];
-    const auto num_topk = static_cast<std::size_t>(plan_.shape.num_topk);
-    std::vector<std::int32_t> ids(tokens.token_ids.size() * num_topk);
-    for (std::size_t i = 0; i < tokens.token_ids.size(); ++i) {
-      const std::byte* token = landing + static_cast<std::int64_t>(i) * slot.num_bytes;
-      std::memcpy(&ids[i * num_topk], token + slot.ids, 4 * num_topk);
-      std::memcpy(&tokens.token_ids[i], token + slot.token, 4);
-    }
-    const TensorView view = TensorView::matrix(
-        ids.data(), DType::kInt32, static_cast<std::int64_t>(tokens.token_ids.size()), plan_.shape.num_topk);
-    tokens.routing = place_tokens(counts, tokens.source, TopkIds(view), view.shape[0],
-                                  context.ranks.first_of_domain(), context.ranks.last_of_domain());
+  ForwardedTokens& tokens = new_routing_->forwarded[static_cast<std::size_t>(node)];
+  const auto num_topk = static_cast<std::size_t>(plan_.shape.num_topk);
+  const auto* token = static_cast<const std::byte*>(landings_[static_cast<std::size_t>(node)].get());
+  std::vector<std::int32_t> ids(tokens.token_ids.size() * num_topk);
+  for (std::size_t i = 0; i < tokens.token_ids.size(); ++i, token += slot.num_bytes) {
+    std::memcpy(&ids[i * num_topk], token + slot.ids, 4 * num_topk);
+    std::memcpy(&tokens.token_ids[i], token + slot.token, 4);
   }
+  const TensorView view = TensorView::matrix(
+      ids.data(), DType::kInt32, static_cast<std::int64_t>(tokens.token_ids.size()), plan_.shape.num_topk);
+  tokens.routing = place_tokens(counts, tokens.source, TopkIds(view), view.shape[0],
+                                context.ranks.first_of_domain(), context.ranks.last_of_domain());
+}
+
+TokenBatch Dispatch::landed_tokens(int node) const {
+  const TokenSlot slot(plan_.row_bytes, plan_.num_sf_packs, plan_.shape.num_topk);
   const ForwardedTokens& tokens = routing_->forwarded[static_cast<std::size_t>(node)];
-  if (landing == nullptr) return;
-  deliver_all(context, {.source = tokens.source,
-                        .routing = tokens.routing,
-                        .token_ids = tokens.token_ids.data(),
-                        .x = landing,
-                        .x_stride = slot.num_bytes,
-                        .sf = reinterpret_cast<const std::int32_t*>(landing + slot.sf),
-                        .sf_row_stride = slot.num_bytes / 4,
-                        .sf_column_stride = 1,
-                        .weights = reinterpret_cast<const float*>(landing + slot.weights),
-                        .weights_stride = slot.num_bytes / 4});
-}
-
-std::vector<Dispatch::Target> Dispatch::targets_of_domain(const CallContext& context) const {
-  std::vector<Target> targets;
-  for (int rank = context.ranks.first_of_domain(); rank < context.ranks.last_of_domain(); ++rank) {
-    const Window& window = context.ranks.window(rank);
-    const Offer offer = window.offer(context.id.number);
-    const auto at = [&window](std::int64_t offset) { return offset < 0 ? nullptr : window.at(offset); };
-    targets.push_back({.x = at(offer.x),
-                       .sf = reinterpret_cast<std::int32_t*>(at(offer.sf)),
-                       .topk_idx = at(offer.topk_idx),
-                       .topk_weights = reinterpret_cast<float*>(at(offer.topk_weights)),
-                       .metadata = reinterpret_cast<std::int32_t*>(at(offer.metadata)),
-                       .sf_row_stride = offer.sf_row_stride,
-                       .sf_column_stride = offer.sf_column_stride});
-  }
-  return targets;
-}
-
-void Dispatch::deliver_all(CallContext& context, const TokenBatch& batch) const {
-  const std::vector<Target> targets = targets_of_domain(context);
-  const auto num_rows = std::ranges::count_if(batch.routing.lanes, [&](const Lane& lane) {
-    return lane.rank >= 0 && (plan_.shape.do_expand || lane.is_master);
-  });
-  const StoreMode mode = store_mode_for(num_rows * plan_.row_bytes);
-  context.workers.parallel_for(batch.routing.num_tokens(), kTokenGrain, plan_.num_sms,
-                               [&](std::int64_t begin, std::int64_t end) {
-                                 for (std::int64_t token = begin; token < end; ++token) {
-                                   deliver(batch, token, targets, mode);
-                                 }
-                                 if (mode == StoreMode::kStreaming) finish_streaming();
-                               });
-}
-
-void Dispatch::deliver(const TokenBatch& batch, std::int64_t token, std::span<const Target> targets,
-                       StoreMode mode) const {
-  const RoutingShape& shape = plan_.shape;
-  const int first_rank = shape.topology.rank_at(shape.topology.scaleout_rank_idx(), 0);
-  const auto lanes = batch.routing.token(token);
-  const float* weights = batch.weights + token * batch.weights_stride;
-  for (std::size_t k = 0; k < lanes.size(); ++k) {
-    const Lane& lane = lanes[k];
-    const int place = lane.rank - first_rank;
-    if (lane.rank < 0 || place < 0 || place >= shape.topology.num_scaleup_ranks) continue;
-    if (!shape.do_expand && !lane.is_master) continue;
-    const Target& target = targets[static_cast<std::size_t>(place)];
-    copy_row(target.x + lane.row * plan_.row_bytes, batch.x + token * batch.x_stride,
-             static_cast<std::size_t>(plan_.row_bytes), mode);
-    for (std::int64_t p = 0; p < plan_.num_sf_packs; ++p) {
-      target.sf[lane.row * target.sf_row_stride + p * target.sf_column_stride] =
-          batch.sf[token * batch.sf_row_stride + p * batch.sf_column_stride];
-    }
-    if (shape.do_expand && plan_.has_weights) target.topk_weights[lane.row] = weights[k];
-    if (!lane.is_master) continue;
-    if (!shape.do_expand && plan_.has_weights) {
-      std::memcpy(target.topk_weights + lane.row * shape.num_topk, weights, 4 * lanes.size());
-    }
-    if (target.topk_idx != nullptr) write_local_ids(shape, lanes, lane, plan_.idx_dtype, target.topk_idx);
-    if (target.metadata == nullptr) continue;
-    const std::int32_t token_idx =
-        batch.token_ids == nullptr ? static_cast<std::int32_t>(token) : batch.token_ids[token];
-    std::int32_t* metadata = target.metadata + lane.token_row * (shape.num_topk + 2);
-    metadata[0] = static_cast<std::int32_t>(batch.source * plan_.num_max_tokens_per_rank) + token_idx;
-    metadata[1] = batch.source * shape.num_topk + static_cast<int>(k);
-    for (std::size_t j = 0; j < lanes.size(); ++j) {
-      metadata[2 + j] = lanes[j].rank == lane.rank ? lanes[j].row : -1;
-    }
-  }
+  const auto* landing = static_cast<const std::byte*>(landings_[static_cast<std::size_t>(node)].get());
+  if (landing == nullptr) return {.source = tokens.source, .routing = tokens.routing};  // no tokens
+  return {.source = tokens.source,
+          .routing = tokens.routing,
+          .token_ids = tokens.token_ids.data(),
+          .x = landing,
+          .x_stride = slot.num_bytes,
+          .sf = reinterpret_cast<const std::int32_t*>(landing + slot.sf),
+          .sf_row_stride = slot.num_bytes / 4,
+          .sf_column_stride = 1,
+          .weights = reinterpret_cast<const float*>(landing + slot.weights),
+          .weights_stride = slot.num_bytes / 4};
 }
 
 void Dispatch::finish(std::exception_ptr error) {

@@ -9,8 +9,8 @@
 #include <memory>
 #include <vector>
 
+#include "backends/cpu/delivery.hpp"
 #include "backends/cpu/ep_call.hpp"
-#include "backends/cpu/rows.hpp"
 #include "backends/ep_backend.hpp"
 #include "base/event_state.hpp"
 
@@ -31,9 +31,6 @@ class Dispatch : public DispatchCall {
   Event event() const override { return Event(done_); }
 
  private:
-  struct Target;      // where the output of a rank of this domain lies
-  struct TokenBatch;  // tokens with one source: where their data lies and where they go
-
   void lend_outputs(Arena& arena, std::int64_t num_rows, std::int64_t num_recv_tokens);
   void tell_shapes();
   void place(CallContext& context, const CountMatrix& counts);
@@ -41,12 +38,9 @@ class Dispatch : public DispatchCall {
   void clear_padding() const;
   void offer(CallContext& context);
   void send_to_other_domains(CallContext& context) const;
-  void move(CallContext& context) const;
-  void forward(CallContext& context, const CountMatrix& counts, int node);
-  void deliver_all(CallContext& context, const TokenBatch& batch) const;
-  void deliver(const TokenBatch& batch, std::int64_t token, std::span<const Target> targets,
-               StoreMode mode) const;
-  std::vector<Target> targets_of_domain(const CallContext& context) const;
+  void place_landed(CallContext& context, const CountMatrix& counts, int node);
+  TokenBatch own_tokens() const;
+  TokenBatch landed_tokens(int node) const;
 
   DispatchArgs args_;
   const DispatchPlan plan_;

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/check.hpp"
+
 namespace deep_ep::cpu {
 
 Window::Window(const WindowLayout& layout, UniqueFd fd, Mapping mapping)
@@ -15,6 +17,15 @@ std::shared_ptr<Window> Window::create(const WindowLayout& layout, std::int64_t 
 
 std::shared_ptr<Window> Window::map(const WindowLayout& layout, int fd, std::int64_t num_bytes) {
   return std::shared_ptr<Window>(new Window(layout, UniqueFd(), Mapping(fd, num_bytes)));
+}
+
+std::byte* Window::lent_at(std::int64_t offset, std::int64_t num_bytes, int rank_idx) const {
+  if (offset == -1) return nullptr;
+  if (offset < layout_.arena || num_bytes > this->num_bytes() || offset > this->num_bytes() - num_bytes) {
+    throw Error(ErrorCode::kPeer, concat("rank ", rank_idx, " offered ", num_bytes, " bytes at ", offset,
+                                         ", which are not in its window of ", this->num_bytes()));
+  }
+  return at(offset);
 }
 
 }  // namespace deep_ep::cpu
