@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <iostream>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -105,6 +106,11 @@ class CpuEPBackend : public EPBackend {
     arena_ = std::make_shared<Arena>(ranks_->own(), arena_begin_, window_bytes, options_.num_bytes);
     workers_ = std::make_unique<Workers>(default_num_threads(ranks_->num_ranks_on_host()));
     stream_ = std::make_unique<Stream>();
+    if (config::buffer_debug() > 0) {
+      std::cerr << concat("deep_ep: rank ", logical_.rank_idx, "/", logical_.num_ranks, ": domains of ",
+                          logical_.num_scaleup_ranks, ", num_bytes ", options_.num_bytes, ", threads ",
+                          workers_->num_threads(), "\n");
+    }
   }
 
   ~CpuEPBackend() override {
