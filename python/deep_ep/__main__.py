@@ -25,6 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
     for name, (command, summary) in _COMMANDS.items():
         subparser = commands.add_parser(name, help=summary, description=command.__doc__)
         command.add_arguments(subparser)
+        subparser.set_defaults(parser=subparser)
     return parser
 
 
@@ -34,13 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status: 0, 1 for a failure, 130 for Ctrl-C. Bad arguments end the program with 2.
     """
-    parser = make_parser()
-    args = parser.parse_args(argv)
+    args = make_parser().parse_args(argv)
     command, _ = _COMMANDS[args.command]
     try:
         command.check_arguments(args)
     except ValueError as error:
-        parser.error(str(error))
+        args.parser.error(str(error))
     try:
         return command.run(args)
     except KeyboardInterrupt:

@@ -12,6 +12,7 @@ from . import _core
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FunctionType
 
 DTYPES = {
     torch.uint8: _core.DType.uint8,
@@ -73,6 +74,18 @@ def to_torch(tensor: _core.Tensor | None) -> torch.Tensor | None:
     if tensor.dtype is _core.DType.float8_e4m3fn:
         return result.view(torch.float8_e4m3fn)
     return result
+
+
+def skip_when_compiling(function: FunctionType) -> None:
+    """Makes `torch.compile` run a function, and what it calls, as it is."""
+    try:
+        from torch._C._dynamo import eval_frame
+
+        skip = eval_frame._FrameAction.SKIP
+        strategy = eval_frame._FrameExecStrategy(skip, skip)
+        eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    except (ImportError, AttributeError):
+        return  # another torch: calls in compiled functions may not work, all others do
 
 
 def all_gather_through(group: object) -> Callable[[bytes], list[bytes]]:

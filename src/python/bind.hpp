@@ -1,9 +1,10 @@
 #pragma once
-// What the binding files share: one function a file, and how objects of the two languages own each other.
+// What the binding files share: one function a file, and how objects of the two languages own each
+// other.
 //
-// Python references that C++ holds may be dropped by any thread, at any time, also while the interpreter
-// shuts down. Taking the GIL there can hang or kill that thread, so they are put on a list instead, which
-// a thread that has the GIL empties.
+// Python references that C++ holds may be dropped by any thread, at any time, also while the
+// interpreter shuts down. Taking the GIL there can hang or kill that thread, so they are put on a
+// list instead, which a thread that has the GIL empties.
 #include <nanobind/nanobind.h>
 
 #include <memory>

@@ -39,9 +39,9 @@ std::shared_ptr<const EPHandle> handle_or_none(const PyHandle* handle) {
   return handle == nullptr ? nullptr : handle->get();
 }
 
-void init_buffer(PyBuffer* self, const PyBootstrap& bootstrap, std::int64_t num_bytes, int num_max_tokens_per_rank,
-                 int hidden, int num_topk, bool use_fp8_dispatch, bool allow_hybrid_mode,
-                 bool allow_multiple_reduction, double timeout_secs) {
+void init_buffer(PyBuffer* self, const PyBootstrap& bootstrap, std::int64_t num_bytes,
+                 int num_max_tokens_per_rank, int hidden, int num_topk, bool use_fp8_dispatch,
+                 bool allow_hybrid_mode, bool allow_multiple_reduction, double timeout_secs) {
   const EPBufferOptions options{.num_bytes = num_bytes,
                                 .num_max_tokens_per_rank = num_max_tokens_per_rank,
                                 .hidden = hidden,
@@ -57,27 +57,28 @@ void init_buffer(PyBuffer* self, const PyBootstrap& bootstrap, std::int64_t num_
 PyPendingDispatch dispatch(const PyBuffer& self, const TensorView& x, const TensorView* x_sf,
                            const TensorView* topk_idx, const TensorView* topk_weights,
                            const TensorView* cumulative_local_expert_recv_stats, int num_experts,
-                           int num_max_tokens_per_rank, int expert_alignment, int num_sms, const PyHandle* handle,
-                           bool do_cpu_sync, bool do_expand, bool do_zero_padding,
-                           bool use_tma_aligned_col_major_sf, bool is_async, const Event* previous_event,
-                           const nb::object& keep_alive) {
-  const DispatchArgs args{.x = x,
-                          .x_sf = view_or_none(x_sf),
-                          .topk_idx = view_or_none(topk_idx),
-                          .topk_weights = view_or_none(topk_weights),
-                          .cumulative_local_expert_recv_stats = view_or_none(cumulative_local_expert_recv_stats),
-                          .num_experts = num_experts,
-                          .num_max_tokens_per_rank = num_max_tokens_per_rank,
-                          .expert_alignment = expert_alignment,
-                          .num_sms = num_sms,
-                          .handle = handle_or_none(handle),
-                          .do_cpu_sync = do_cpu_sync,
-                          .do_expand = do_expand,
-                          .do_zero_padding = do_zero_padding,
-                          .use_tma_aligned_col_major_sf = use_tma_aligned_col_major_sf,
-                          .is_async = is_async,
-                          .previous_event = previous_event == nullptr ? Event() : *previous_event,
-                          .keep_alive = share(keep_alive)};
+                           int num_max_tokens_per_rank, int expert_alignment, int num_sms,
+                           const PyHandle* handle, bool do_cpu_sync, bool do_expand,
+                           bool do_zero_padding, bool use_tma_aligned_col_major_sf, bool is_async,
+                           const Event* previous_event, const nb::object& keep_alive) {
+  const DispatchArgs args{
+      .x = x,
+      .x_sf = view_or_none(x_sf),
+      .topk_idx = view_or_none(topk_idx),
+      .topk_weights = view_or_none(topk_weights),
+      .cumulative_local_expert_recv_stats = view_or_none(cumulative_local_expert_recv_stats),
+      .num_experts = num_experts,
+      .num_max_tokens_per_rank = num_max_tokens_per_rank,
+      .expert_alignment = expert_alignment,
+      .num_sms = num_sms,
+      .handle = handle_or_none(handle),
+      .do_cpu_sync = do_cpu_sync,
+      .do_expand = do_expand,
+      .do_zero_padding = do_zero_padding,
+      .use_tma_aligned_col_major_sf = use_tma_aligned_col_major_sf,
+      .is_async = is_async,
+      .previous_event = previous_event == nullptr ? Event() : *previous_event,
+      .keep_alive = share(keep_alive)};
   const Unlocked unlocked;
   return PyPendingDispatch(std::make_shared<const PendingDispatch>(self->dispatch(args)));
 }
@@ -87,14 +88,15 @@ nb::tuple dispatch_outputs(const PyPendingDispatch& self) {
     const Unlocked unlocked;
     return self->outputs();
   }();
-  return nb::make_tuple(to_python(outputs.recv_x), to_python(outputs.recv_x_sf), to_python(outputs.recv_topk_idx),
-                        to_python(outputs.recv_topk_weights), PyHandle(outputs.handle));
+  return nb::make_tuple(to_python(outputs.recv_x), to_python(outputs.recv_x_sf),
+                        to_python(outputs.recv_topk_idx), to_python(outputs.recv_topk_weights),
+                        PyHandle(outputs.handle));
 }
 
 PyPendingCombine combine(const PyBuffer& self, const TensorView& x, const PyHandle& handle,
-                         const TensorView* topk_weights, const TensorView* bias_0, const TensorView* bias_1,
-                         int num_sms, bool is_async, bool defer_epilogue, const Event* previous_event,
-                         const nb::object& keep_alive) {
+                         const TensorView* topk_weights, const TensorView* bias_0,
+                         const TensorView* bias_1, int num_sms, bool is_async, bool defer_epilogue,
+                         const Event* previous_event, const nb::object& keep_alive) {
   const CombineArgs args{.x = x,
                          .handle = handle.get(),
                          .topk_weights = view_or_none(topk_weights),
@@ -147,38 +149,46 @@ void bind_handle(nb::module_& module) {
 void bind_pending(nb::module_& module) {
   nb::class_<PyPendingDispatch>(module, "PendingDispatch", "A dispatch under way.")
       .def("outputs", &dispatch_outputs,
-           nb::sig("def outputs(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None, EPHandle]"),
-           "recv_x, recv_x_sf, recv_topk_idx, recv_topk_weights and the handle, once their shapes are known; "
+           nb::sig("def outputs(self) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | "
+                   "None, EPHandle]"),
+           "recv_x, recv_x_sf, recv_topk_idx, recv_topk_weights and the handle, once their shapes "
+           "are known; "
            "contents are valid when the event is done.")
       .def("event", [](const PyPendingDispatch& self) { return self->event(); });
   nb::class_<PyPendingCombine>(module, "PendingCombine", "A combine under way.")
-      .def("outputs", &combine_outputs, nb::sig("def outputs(self) -> tuple[Tensor, Tensor | None]"),
-           "combined_x and combined_topk_weights; contents are valid when the event is done. With a deferred "
+      .def("outputs", &combine_outputs,
+           nb::sig("def outputs(self) -> tuple[Tensor, Tensor | None]"),
+           "combined_x and combined_topk_weights; contents are valid when the event is done. With "
+           "a deferred "
            "epilogue: waits for the event and runs the epilogue.")
       .def("event", [](const PyPendingCombine& self) { return self->event(); });
 }
 
 void bind_buffer(nb::module_& module) {
-  nb::class_<BufferSizeHint>(module, "BufferSizeHint", "Bytes of a buffer that serves a shape, by use.")
+  nb::class_<BufferSizeHint>(module, "BufferSizeHint",
+                             "Bytes of a buffer that serves a shape, by use.")
       .def_ro("lent_bytes", &BufferSizeHint::lent_bytes)
       .def_ro("staging_bytes", &BufferSizeHint::staging_bytes)
       .def_ro("num_bytes", &BufferSizeHint::num_bytes);
 
   nb::class_<PyBuffer>(module, "EPBuffer", "Dispatch and combine over the ranks of one group.")
       .def("__init__", &init_buffer, "bootstrap"_a, nb::kw_only(), "num_bytes"_a = 0,
-           "num_max_tokens_per_rank"_a = 0, "hidden"_a = 0, "num_topk"_a = 0, "use_fp8_dispatch"_a = false,
-           "allow_hybrid_mode"_a = true, "allow_multiple_reduction"_a = true, "timeout_secs"_a = 300.0)
-      .def_static("size_hint", &EPBuffer::size_hint, "logical"_a, "num_max_tokens_per_rank"_a, "hidden"_a,
-                  "num_topk"_a, "use_fp8_dispatch"_a, "allow_multiple_reduction"_a)
+           "num_max_tokens_per_rank"_a = 0, "hidden"_a = 0, "num_topk"_a = 0,
+           "use_fp8_dispatch"_a = false, "allow_hybrid_mode"_a = true,
+           "allow_multiple_reduction"_a = true, "timeout_secs"_a = 300.0)
+      .def_static("size_hint", &EPBuffer::size_hint, "logical"_a, "num_max_tokens_per_rank"_a,
+                  "hidden"_a, "num_topk"_a, "use_fp8_dispatch"_a, "allow_multiple_reduction"_a)
       .def("dispatch", &dispatch, nb::kw_only(), "x"_a, "x_sf"_a.none() = nb::none(),
            "topk_idx"_a.none() = nb::none(), "topk_weights"_a.none() = nb::none(),
            "cumulative_local_expert_recv_stats"_a.none() = nb::none(), "num_experts"_a = 0,
            "num_max_tokens_per_rank"_a = 0, "expert_alignment"_a = 0, "num_sms"_a = 0,
            "handle"_a.none() = nb::none(), "do_cpu_sync"_a = true, "do_expand"_a = false,
-           "do_zero_padding"_a = false, "use_tma_aligned_col_major_sf"_a = false, "is_async"_a = false,
-           "previous_event"_a.none() = nb::none(), "keep_alive"_a.none() = nb::none())
-      .def("combine", &combine, nb::kw_only(), "x"_a, "handle"_a, "topk_weights"_a.none() = nb::none(),
-           "bias_0"_a.none() = nb::none(), "bias_1"_a.none() = nb::none(), "num_sms"_a = 0, "is_async"_a = false,
+           "do_zero_padding"_a = false, "use_tma_aligned_col_major_sf"_a = false,
+           "is_async"_a = false, "previous_event"_a.none() = nb::none(),
+           "keep_alive"_a.none() = nb::none())
+      .def("combine", &combine, nb::kw_only(), "x"_a, "handle"_a,
+           "topk_weights"_a.none() = nb::none(), "bias_0"_a.none() = nb::none(),
+           "bias_1"_a.none() = nb::none(), "num_sms"_a = 0, "is_async"_a = false,
            "defer_epilogue"_a = false, "previous_event"_a.none() = nb::none(),
            "keep_alive"_a.none() = nb::none())
       .def("barrier",
@@ -199,13 +209,15 @@ void bind_buffer(nb::module_& module) {
              self->destroy();
            })
       .def_prop_ro("num_bytes", [](const PyBuffer& self) { return self->options().num_bytes; })
-      .def_prop_ro("physical_topology", [](const PyBuffer& self) { return self->physical_topology(); })
-      .def_prop_ro("logical_topology", [](const PyBuffer& self) { return self->logical_topology(); });
+      .def_prop_ro("physical_topology",
+                   [](const PyBuffer& self) { return self->physical_topology(); })
+      .def_prop_ro("logical_topology",
+                   [](const PyBuffer& self) { return self->logical_topology(); });
 }
 
-int estimate_num_sms(const Topology& physical, const Topology& logical, int num_experts, int num_topk,
-                     double rdma_gbs, double nvlink_gbs, double sm_read_gbs, double sm_write_gbs,
-                     bool prefer_overlap_with_compute, int num_device_sms) {
+int estimate_num_sms(const Topology& physical, const Topology& logical, int num_experts,
+                     int num_topk, double rdma_gbs, double nvlink_gbs, double sm_read_gbs,
+                     double sm_write_gbs, bool prefer_overlap_with_compute, int num_device_sms) {
   return theoretical_num_sms({.physical = physical,
                               .logical = logical,
                               .num_experts = num_experts,
@@ -224,9 +236,10 @@ void bind_ep(nb::module_& module) {
   bind_handle(module);
   bind_pending(module);
   bind_buffer(module);
-  module.def("theoretical_num_sms", &estimate_num_sms, nb::kw_only(), "physical"_a, "logical"_a, "num_experts"_a,
-             "num_topk"_a, "rdma_gbs"_a = 0.0, "nvlink_gbs"_a = 0.0, "sm_read_gbs"_a = 0.0, "sm_write_gbs"_a = 0.0,
-             "prefer_overlap_with_compute"_a = true, "num_device_sms"_a = 0);
+  module.def("theoretical_num_sms", &estimate_num_sms, nb::kw_only(), "physical"_a, "logical"_a,
+             "num_experts"_a, "num_topk"_a, "rdma_gbs"_a = 0.0, "nvlink_gbs"_a = 0.0,
+             "sm_read_gbs"_a = 0.0, "sm_write_gbs"_a = 0.0, "prefer_overlap_with_compute"_a = true,
+             "num_device_sms"_a = 0);
   module.def("theoretical_num_qps", &theoretical_num_qps, "num_sms"_a, "allow_hybrid_mode"_a,
              "num_allocated_qps"_a);
 }

@@ -35,9 +35,11 @@ void translate(const std::exception_ptr& exception, void* /*payload*/) {
 
 void bind_errors(nb::module_& module) {
   // Programs written for the original catch AssertionError, all others ValueError.
-  const nb::object bases = nb::make_tuple(nb::handle(PyExc_ValueError), nb::handle(PyExc_AssertionError));
+  const nb::object bases =
+      nb::make_tuple(nb::handle(PyExc_ValueError), nb::handle(PyExc_AssertionError));
   contract_error = PyErr_NewExceptionWithDoc(
-      "deep_ep.ContractError", "A call broke a rule of its documentation; fix the call.", bases.ptr(), nullptr);
+      "deep_ep.ContractError", "A call broke a rule of its documentation; fix the call.",
+      bases.ptr(), nullptr);
   if (contract_error == nullptr) throw nb::python_error();
   module.attr("ContractError") = nb::borrow(contract_error);
   nb::register_exception_translator(translate);

@@ -1,5 +1,4 @@
 #include "deep_ep/event.hpp"
-
 #include "python/bind.hpp"
 
 namespace deep_ep::python {
@@ -7,7 +6,8 @@ namespace deep_ep::python {
 void bind_event(nb::module_& module) {
   nb::class_<Event>(module, "Event", "A point in the work of a buffer.")
       .def(nb::init<>(), "A point that has already been reached.")
-      .def("is_done", &Event::is_done, "True once the work is over, whether it succeeded or failed.")
+      .def("is_done", &Event::is_done,
+           "True once the work is over, whether it succeeded or failed.")
       .def(
           "wait",
           [](const Event& self) {

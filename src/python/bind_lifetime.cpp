@@ -18,7 +18,8 @@ struct Reference {
 std::atomic<Reference*> released{nullptr};
 std::atomic<bool> is_drop_scheduled{false};
 std::atomic<bool> is_interpreter_ending{false};
-std::atomic<int> num_schedulers{0};  // threads between "is the interpreter there?" and their last use of it
+std::atomic<int> num_schedulers{
+    0};  // threads between "is the interpreter there?" and their last use of it
 std::atomic<int> generation{0};
 
 int drop_from_interpreter(void* /*argument*/) {

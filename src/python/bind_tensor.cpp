@@ -1,5 +1,3 @@
-#include "deep_ep/tensor.hpp"
-
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
@@ -9,6 +7,7 @@
 #include <cstdint>
 #include <string>
 
+#include "deep_ep/tensor.hpp"
 #include "python/bind.hpp"
 
 namespace deep_ep::python {
@@ -21,8 +20,10 @@ std::int64_t to_int64(nb::handle number) {
 }
 
 /// Of more than two dimensions the first two are kept: no call takes such a tensor, and it says so.
-TensorView make_view(std::uintptr_t data, DType dtype, const nb::tuple& shape, const nb::tuple& strides) {
-  if (shape.size() != strides.size()) throw nb::value_error("shape and strides must be equally long");
+TensorView make_view(std::uintptr_t data, DType dtype, const nb::tuple& shape,
+                     const nb::tuple& strides) {
+  if (shape.size() != strides.size())
+    throw nb::value_error("shape and strides must be equally long");
   // A scalar counts as one element, since no dimensions stand for no tensor.
   TensorView view{.data = reinterpret_cast<void*>(data),
                   .dtype = dtype,
@@ -41,10 +42,11 @@ nb::tuple to_tuple(const std::array<std::int64_t, 2>& numbers, int num_dims) {
 
 std::string describe(const TensorView& view) {
   const auto join = [&](const std::array<std::int64_t, 2>& numbers) {
-    return std::to_string(numbers[0]) + (view.num_dims == 1 ? "" : ", " + std::to_string(numbers[1]));
+    return std::to_string(numbers[0]) +
+           (view.num_dims == 1 ? "" : ", " + std::to_string(numbers[1]));
   };
-  return "TensorView(" + std::string(name_of(view.dtype)) + "[" + join(view.shape) + "], strides [" +
-         join(view.strides) + "])";
+  return "TensorView(" + std::string(name_of(view.dtype)) + "[" + join(view.shape) +
+         "], strides [" + join(view.strides) + "])";
 }
 
 nb::dlpack::dtype to_dlpack(DType dtype) noexcept {
@@ -69,8 +71,8 @@ nb::dlpack::dtype to_dlpack(DType dtype) noexcept {
   return make(Code::UInt);
 }
 
-/// `DLManagedTensor` of DLPack before 1.0, which every consumer reads, and what it points to. It holds no
-/// Python object, so that its consumer may drop it on any thread.
+/// `DLManagedTensor` of DLPack before 1.0, which every consumer reads, and what it points to. It
+/// holds no Python object, so that its consumer may drop it on any thread.
 struct ManagedTensor {
   nb::dlpack::dltensor tensor;
   void* context = nullptr;
@@ -132,20 +134,26 @@ void bind_tensor(nb::module_& module) {
       .value("bfloat16", DType::kBFloat16)
       .value("float8_e4m3fn", DType::kFloat8E4M3);
 
-  nb::class_<TensorView>(module, "TensorView",
-                         "A borrowed tensor of one or two dimensions: whoever makes it keeps the memory alive.")
+  nb::class_<TensorView>(
+      module, "TensorView",
+      "A borrowed tensor of one or two dimensions: whoever makes it keeps the memory alive.")
       .def("__repr__", &describe);
-  // A function instead of a constructor: torch.compile takes a constructor apart and calls __new__ alone.
+  // A function instead of a constructor: torch.compile takes a constructor apart and calls __new__
+  // alone.
   module.def("make_view", &make_view, "data"_a, "dtype"_a, "shape"_a, "strides"_a,
              "A TensorView; `data` is an address, `strides` count elements.");
 
-  nb::class_<PyTensor>(module, "Tensor",
-                       "Memory of the library with a shape. Its DLPack capsules share that memory and keep it "
-                       "alive; float8_e4m3fn travels as uint8, since few consumers know it.")
+  nb::class_<PyTensor>(
+      module, "Tensor",
+      "Memory of the library with a shape. Its DLPack capsules share that memory and keep it "
+      "alive; float8_e4m3fn travels as uint8, since few consumers know it.")
       .def_prop_ro("dtype", [](const PyTensor& self) { return self.view.dtype; })
-      .def_prop_ro("shape", [](const PyTensor& self) { return to_tuple(self.view.shape, self.view.num_dims); })
-      .def_prop_ro("strides",
-                   [](const PyTensor& self) { return to_tuple(self.view.strides, self.view.num_dims); })
+      .def_prop_ro(
+          "shape",
+          [](const PyTensor& self) { return to_tuple(self.view.shape, self.view.num_dims); })
+      .def_prop_ro(
+          "strides",
+          [](const PyTensor& self) { return to_tuple(self.view.strides, self.view.num_dims); })
       .def(
           "__dlpack__",
           [](const PyTensor& self, const nb::kwargs& /*stream, max_version, …*/) {

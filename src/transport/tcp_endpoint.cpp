@@ -1,5 +1,9 @@
 #include "transport/tcp_endpoint.hpp"
 
+#include <fcntl.h>
+
+#include <cerrno>
+
 #include "base/check.hpp"
 #include "os/system_error.hpp"
 
@@ -21,6 +25,16 @@ std::string endpoint_text(const tcp::endpoint& endpoint) {
 std::string network_error_text(const std::error_code& error) {
   if (error.category() == asio::error::get_system_category()) return errno_text(error.value());
   return concat(error.message(), " (", error.value(), ")");
+}
+
+UniqueFd take_descriptor(tcp::socket& socket, std::error_code& error) {
+  socket.set_option(tcp::no_delay(true), error);
+  if (error) return {};
+  UniqueFd descriptor(socket.release(error));
+  if (!error && ::fcntl(descriptor.get(), F_SETFD, FD_CLOEXEC) != 0) {
+    throw_system_error(errno, "fcntl FD_CLOEXEC on socket ", descriptor.get());
+  }
+  return descriptor;
 }
 
 std::vector<tcp::endpoint> resolve(asio::io_context& io, const MeetingPlace& place,

@@ -5,6 +5,7 @@
 
 #include <asio/ip/tcp.hpp>
 
+#include "os/fd.hpp"
 #include "transport/tcp_meeting.hpp"
 
 namespace deep_ep {
@@ -15,6 +16,11 @@ std::string endpoint_text(const asio::ip::tcp::endpoint& endpoint);
 
 /// "ECONNREFUSED (111)", or the text of an error that is no errno.
 std::string network_error_text(const std::error_code& error);
+
+/// Takes the descriptor out of Asio's hands, without delay for small messages and closed on exec: a
+/// program that this one starts must not keep the connection open after its end. Empty, with
+/// `error`, if the connection is gone already.
+UniqueFd take_descriptor(asio::ip::tcp::socket& socket, std::error_code& error);
 
 /// The endpoints that the place names; empty, with `error`, if it names none now. Asks the name
 /// service, which has its own time limit, unless the address is numeric.

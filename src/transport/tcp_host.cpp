@@ -3,6 +3,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <exception>
 #include <memory>
 #include <utility>
 
@@ -82,9 +83,8 @@ class Reception {
     if (!error) acceptor_.bind(endpoints.front(), error);
     if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
     require(error.value() != EADDRNOTAVAIL,
-            "rank 0 must listen at an address of its own "
-            "host: bind ",
-            place_text_, ": ", network_error_text(error));
+            "rank 0 must listen at an address of its own host: bind ", place_text_, ": ",
+            network_error_text(error));
     if (error) {
       throw Error(ErrorCode::kSystem,
                   concat("listen at ", place_text_, ": ", network_error_text(error)));
@@ -116,8 +116,7 @@ class Reception {
   void admit(Visitor& visitor) {
     std::error_code error;
     const std::string from = endpoint_text(visitor.socket.remote_endpoint(error));
-    visitor.socket.set_option(tcp::no_delay(true), error);
-    UniqueFd connection(visitor.socket.release(error));
+    UniqueFd connection = take_descriptor(visitor.socket, error);
     if (error) return;  // it is gone already
     try {
       const Hello hello = parse_hello(visitor.hello, num_ranks_, Id128{});
@@ -149,7 +148,7 @@ class Reception {
   static void answer(const UniqueFd& connection, const Send& send) noexcept {
     try {
       if (connection) send(connection.get(), Deadline(kAnswerLimit));
-    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): see above
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): see above
     }
   }
 

@@ -52,9 +52,8 @@ UniqueFd connect_tcp(const MeetingPlace& place, const Deadline& deadline) {
       error = asio::error::connection_refused;
       continue;
     }
-    socket.set_option(tcp::no_delay(true), error);
-    UniqueFd connection(socket.release(error));
-    if (connection) return connection;
+    UniqueFd connection = take_descriptor(socket, error);
+    if (!error) return connection;
   }
   throw Error(ErrorCode::kPeer,
               concat("connect ", place_text(place), ": ", network_error_text(error)));

@@ -27,7 +27,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-TIMEOUT_SECS = 60.0  # of one run
+TIMEOUT_SECS = 150.0  # of one run, and of the start and the end of its processes
 GRACE_SECS = 10.0  # for the other ranks once one has failed
 
 
@@ -278,7 +278,7 @@ class ProcessRanks:
         for pipe in self.pipes:
             with contextlib.suppress(OSError):
                 pipe.send(None)
-        deadline = time.monotonic() + GRACE_SECS
+        deadline = time.monotonic() + TIMEOUT_SECS
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.1, deadline - time.monotonic()))

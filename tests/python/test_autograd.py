@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ import problem as problems
 from deep_ep.autograd import combine, dispatch
 from exchange import Call
 from problem import Problem
-from ranks import Rank, RankPool
+from ranks import Rank, run_threads
 
 SHAPES = [
     Problem(num_ranks=2, tokens=(6, 4), hidden=8, num_topk=3, num_experts=4),
@@ -30,7 +31,7 @@ LAYOUT_IDS = ["compact", "expand_a4"]
 
 
 def whole(values: Tensor) -> Tensor:
-    return (values * 4).round().clamp(-8, 8)
+    return (values * 4).round().clamp(-8, 8) + 0.0
 
 
 def scale_of(expert: Tensor) -> Tensor:
@@ -89,9 +90,12 @@ def gradients(output: Tensor, loss: Tensor, *inputs: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("call", LAYOUTS, ids=LAYOUT_IDS)
 @pytest.mark.parametrize("problem", SHAPES, ids=IDS)
 def test_gradients_of_tokens_and_router_weights_are_those_of_one_process(
-    pool: RankPool, backend: str, problem: Problem, call: Call
+    run: Any,  # noqa: ANN401
+    backend: str,
+    problem: Problem,
+    call: Call,
 ) -> None:
-    pool.run(problem.num_ranks, compare_gradients, problem, call, num_domains=problem.num_domains)
+    run(problem.num_ranks, compare_gradients, problem, call, num_domains=problem.num_domains)
 
 
 def compare_gradients(rank: Rank, problem: Problem, call: Call) -> None:
@@ -101,7 +105,7 @@ def compare_gradients(rank: Rank, problem: Problem, call: Call) -> None:
     there = [x.clone().requires_grad_(), weights.clone().requires_grad_()]
     output = layer(buffer, rank, problem, call, *here)
     expected = layer_in_one_process(problem, rank.index, *there)
-    ex.check_same("output", output.detach(), expected.detach(), rank.index)
+    ex.check_same("output", output.detach() + 0.0, expected.detach() + 0.0, rank.index)
     pairs = zip(gradients(output, loss, *here), gradients(expected, loss, *there), strict=True)
     for name, (actual, wanted) in zip(("x", "weights"), pairs, strict=True):
         # The gradient of x has passed through bfloat16; of these values it loses nothing.
@@ -110,11 +114,9 @@ def compare_gradients(rank: Rank, problem: Problem, call: Call) -> None:
 
 
 @pytest.mark.parametrize("call", LAYOUTS, ids=LAYOUT_IDS)
-def test_gradients_of_router_weights_are_finite_differences(
-    pool: RankPool, backend: str, call: Call
-) -> None:
+def test_gradients_of_router_weights_are_finite_differences(backend: str, call: Call) -> None:
     """C080: the layer is linear in a weight, so a step of 1/2 gives the very gradient."""
-    pool.run(2, compare_differences, SHAPES[0], call)
+    run_threads(2, compare_differences, SHAPES[0], call)
 
 
 def compare_differences(rank: Rank, problem: Problem, call: Call) -> None:
@@ -144,10 +146,10 @@ def compare_differences(rank: Rank, problem: Problem, call: Call) -> None:
 @pytest.mark.parametrize("call", LAYOUTS, ids=LAYOUT_IDS)
 @pytest.mark.parametrize("problem", SHAPES, ids=IDS)
 def test_several_layers_run_forward_and_then_backward(
-    pool: RankPool, backend: str, problem: Problem, call: Call
+    backend: str, problem: Problem, call: Call
 ) -> None:
     """N8, X14: the handles of all layers are alive at once, used last to first."""
-    pool.run(problem.num_ranks, run_layers, problem, call, num_domains=problem.num_domains)
+    run_threads(problem.num_ranks, run_layers, problem, call, num_domains=problem.num_domains)
 
 
 def run_layers(rank: Rank, problem: Problem, call: Call) -> None:
@@ -167,23 +169,23 @@ def run_layers(rank: Rank, problem: Problem, call: Call) -> None:
     expected, wanted = run(lambda p, o, w: layer_in_one_process(p, rank.index, o, w))
     torch.testing.assert_close(output, expected, rtol=2e-2, atol=2e-2)
     for one, other in zip(actual, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=5e-2, atol=5e-2 * float(other.abs().max() + 1))
+        torch.testing.assert_close(
+            one, other, rtol=5e-2, atol=5e-2 * (1 + float(other.abs().sum()))
+        )
     buffer.destroy()
 
 
-def test_a_rank_that_receives_nothing_takes_part_in_the_backward_pass(
-    pool: RankPool, backend: str
-) -> None:
+def test_a_rank_that_receives_nothing_takes_part_in_the_backward_pass(backend: str) -> None:
     """C005, D1: all tokens go to rank 0's expert; rank 1 has an output of no rows."""
     problem = Problem(
         num_ranks=2, tokens=(4, 3), hidden=8, num_topk=1, num_experts=2, routing="hot"
     )
-    pool.run(2, compare_gradients, problem, Call())
-    pool.run(2, compare_gradients, problem, Call(do_expand=True))
+    run_threads(2, compare_gradients, problem, Call())
+    run_threads(2, compare_gradients, problem, Call(do_expand=True))
 
 
-def test_a_bias_gets_the_gradient_of_the_output(pool: RankPool, backend: str) -> None:
-    pool.run(2, differentiate_bias, SHAPES[0])
+def test_a_bias_gets_the_gradient_of_the_output(backend: str) -> None:
+    run_threads(2, differentiate_bias, SHAPES[0])
 
 
 def differentiate_bias(rank: Rank, problem: Problem) -> None:
@@ -202,10 +204,8 @@ def differentiate_bias(rank: Rank, problem: Problem) -> None:
 
 
 @pytest.mark.parametrize("call", LAYOUTS, ids=LAYOUT_IDS)
-def test_a_dispatch_without_cpu_sync_has_the_same_gradients(
-    pool: RankPool, backend: str, call: Call
-) -> None:
-    pool.run(3, compare_unsynchronised, SHAPES[2].rerouted(5), call)
+def test_a_dispatch_without_cpu_sync_has_the_same_gradients(backend: str, call: Call) -> None:
+    run_threads(3, compare_unsynchronised, SHAPES[2].rerouted(5), call)
 
 
 def compare_unsynchronised(rank: Rank, problem: Problem, call: Call) -> None:
@@ -237,11 +237,9 @@ def compare_unsynchronised(rank: Rank, problem: Problem, call: Call) -> None:
     buffer.destroy()
 
 
-def test_gradients_are_computed_in_the_threads_of_the_autograd_engine(
-    pool: RankPool, backend: str
-) -> None:
+def test_gradients_are_computed_in_the_threads_of_the_autograd_engine(backend: str) -> None:
     """Section 9: backward of a step may run in another thread than forward."""
-    pool.run(2, backward_in_thread, SHAPES[0])
+    run_threads(2, backward_in_thread, SHAPES[0])
 
 
 def backward_in_thread(rank: Rank, problem: Problem) -> None:

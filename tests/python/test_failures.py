@@ -1,4 +1,7 @@
-"""Ranks that die, stop, raise, never call, or disagree: everybody else hears of it, and soon."""
+"""Ranks that die, stop, raise, never call, or disagree: everybody else hears of it, and soon.
+
+Tests that kill or stop ranks start processes of their own; the others use threads.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +126,7 @@ def test_a_rank_killed_before_it_calls_is_named(backend: str) -> None:
         ranks.start(4, pause_in_step_7)
         assert ranks.next_report(3) == "paused"
         os.kill(ranks.pid(3), signal.SIGKILL)
-        outcomes = ranks.finish([0, 1, 2], timeout=15)
+        outcomes = ranks.finish([0, 1, 2], timeout=30)
         check_all_name_rank_3(outcomes)
         assert {o.value[0].kind for o in outcomes} == {"RuntimeError"}
         assert ranks.close()[:3] == [0, 0, 0]
@@ -158,20 +161,16 @@ def test_a_stopped_rank_is_named_by_a_timeout_and_hears_of_it_later(backend: str
 
 def test_a_rank_that_never_calls_is_named_with_operation_and_call_number(backend: str) -> None:
     """C006: three ranks stay away from the third dispatch."""
-    with fresh_ranks(4, LIMIT) as ranks:
-        ranks.start(4, stay_away)
-        outcomes = ranks.finish(timeout=30)
-        assert [o.error for o in outcomes] == [None] * 4
-        first, later = outcomes[0].value
-        assert first.kind == "TimeoutError"
-        assert "dispatch" in first.text
-        assert "5" in first.text  # the call after two dispatches and two combines
-        assert all(str(rank) in first.text for rank in (1, 2, 3))
-        assert later == first
+    first, later = run_threads(4, stay_away)[0]
+    assert first.kind == "TimeoutError"
+    assert "dispatch" in first.text
+    assert "5" in first.text  # the call after two dispatches and two combines
+    assert all(str(rank) in first.text for rank in (1, 2, 3))
+    assert later == first
 
 
 def stay_away(rank: Rank) -> tuple[Failure, Failure] | None:
-    buffer = ex.make_buffer(rank, PROBLEM)
+    buffer = ex.make_buffer(rank, PROBLEM, num_cpu_timeout_secs=2)
     for _ in range(2):
         handle = ex.check_dispatch(buffer, rank, PROBLEM, Call())[3]
         ex.check_combine(buffer, rank, PROBLEM, Call(), handle)
@@ -189,11 +188,7 @@ def stay_away(rank: Rank) -> tuple[Failure, Failure] | None:
 
 def test_a_rank_that_raises_and_leaves_is_named_at_once(run: Any, backend: str) -> None:  # noqa: ANN401
     """C086: between dispatch and combine; the limit is far longer than the test may take."""
-    if run is run_threads:
-        values = run(4, raise_and_leave, timeout=20)
-    else:
-        with fresh_ranks(4, {"EP_TIMEOUT_SECS": "40"}) as ranks:
-            values = ranks.run(4, raise_and_leave, timeout=20)
+    values = run(4, raise_and_leave, timeout=25)  # the limit of the buffer is longer
     for failure in values[:2] + values[3:]:
         assert failure.kind == "RuntimeError", failure
         assert "rank 2" in failure.text
@@ -214,13 +209,10 @@ def raise_and_leave(rank: Rank) -> Failure | None:
 
 @pytest.mark.parametrize("seconds", [0.5, 1])
 def test_the_limit_is_also_an_argument(backend: str, seconds: float) -> None:
-    """C081: a rank that is late by more than the limit; nothing names a time."""
-    with fresh_ranks(2) as ranks:
-        ranks.start(2, wait_with_limit, seconds)
-        outcomes = ranks.finish(timeout=20)
-        assert [o.error for o in outcomes] == [None, None]
-        assert outcomes[0].value.kind == "TimeoutError"
-        assert "rank 1" in outcomes[0].value.text or "ranks 1" in outcomes[0].value.text
+    """C081: a rank that is late by more than the limit."""
+    failure = run_threads(2, wait_with_limit, seconds)[0]
+    assert failure.kind == "TimeoutError"
+    assert "rank 1" in failure.text or "ranks 1" in failure.text
 
 
 def wait_with_limit(rank: Rank, seconds: float) -> Failure | None:
@@ -234,15 +226,14 @@ def wait_with_limit(rank: Rank, seconds: float) -> Failure | None:
 
 
 def test_a_rank_may_be_late_within_the_limit(backend: str) -> None:
-    with fresh_ranks(2, LIMIT) as ranks:
-        ranks.run(2, come_late)
+    run_threads(2, come_late)
 
 
 def come_late(rank: Rank) -> None:
     import time
 
     problem = Problem(num_ranks=2)
-    buffer = ex.make_buffer(rank, problem)
+    buffer = ex.make_buffer(rank, problem, num_cpu_timeout_secs=10)
     for turn in range(3):
         if rank.index == turn % 2:
             time.sleep(0.3)

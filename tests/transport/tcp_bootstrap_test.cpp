@@ -1,9 +1,12 @@
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
 #include <chrono>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "deep_ep/bootstrap.hpp"
 #include "os/deadline.hpp"
@@ -14,6 +17,7 @@
 #include "support/threads.hpp"
 #include "transport/frame.hpp"
 #include "transport/hello.hpp"
+#include "transport/tcp_meeting.hpp"
 
 namespace deep_ep {
 namespace {
@@ -189,6 +193,15 @@ TEST(TcpBootstrapTest, ARankThatIsKilledIsNoticedBeforeTheTimeout) {
         is_error(error_from([&] { bootstrap->all_gather({}); }), ErrorCode::kPeer, "rank 2"));
   });
   EXPECT_FALSE(deadline.has_passed());
+}
+
+TEST(TcpBootstrapTest, AProgramThatARankStartsDoesNotInheritItsConnections) {
+  const MeetingPlace place{.address = "127.0.0.1", .port = free_port()};
+  run_threads(2, [&](int rank) {
+    const UniqueFd connection = rank == 0 ? std::move(host_meeting(2, place, Deadline(kLong))[1])
+                                          : join_meeting(1, 2, place, Deadline(kLong));
+    EXPECT_NE(::fcntl(connection.get(), F_GETFD) & FD_CLOEXEC, 0);
+  });
 }
 
 TEST(TcpBootstrapTest, RefusesBadArguments) {

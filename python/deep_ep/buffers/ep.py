@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 import warnings
 from functools import cached_property
 from operator import index
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from deep_ep import _core, comm
 from deep_ep._core import ContractError
-from deep_ep.glue import load_torch_glue
+from deep_ep.glue import load_torch_glue, outside_graphs
 from deep_ep.utils.event import EventHandle, EventOverlap, core_event_of
 
 if TYPE_CHECKING:
@@ -231,6 +232,8 @@ class EPBuffer:
             raise NotImplementedError(
                 "lb_allocation_plan_or_num_bytes must be 0: load balancing is not offered"
             )
+        if "torch" in sys.modules:  # before torch.compile sees a call
+            load_torch_glue("EPBuffer")
         bootstrap = comm.bootstrap_of(group)
         # What the C++ side does not know; it compares the rest itself.
         _require_uniform(
@@ -383,6 +386,7 @@ class EPBuffer:
             num_sms, bool(self.allow_hybrid_mode), self.num_allocated_qps
         )
 
+    @outside_graphs
     def empty(self, shape: int | Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """A tensor in memory that the other ranks can read, contents unspecified. Local.
 
@@ -408,6 +412,7 @@ class EPBuffer:
         )
         return glue.to_torch(tensor).view(sizes)
 
+    @outside_graphs
     def dispatch(
         self,
         x: Input,
@@ -552,6 +557,7 @@ class EPBuffer:
             return _deferred(pending, finish)
         return (*finish(), _event_after(pending, async_with_compute_stream))
 
+    @outside_graphs
     def combine(
         self,
         x: torch.Tensor,

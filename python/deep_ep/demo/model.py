@@ -69,10 +69,10 @@ Layer = Sequence[Expert]
 Exchange = Callable[[Layer, Sequence[Routed]], list[Tensor]]
 
 
-def make_experts(shape: ModelShape, first: int, count: int) -> list[nn.ModuleList]:
+def make_experts(shape: ModelShape, first: int, count: int) -> list[list[Expert]]:
     """Experts `first .. first + count - 1` of every layer."""
     return [
-        nn.ModuleList(Expert(shape, seed=1000 * layer + i) for i in range(first, first + count))
+        [Expert(shape, seed=1000 * layer + i) for i in range(first, first + count)]
         for layer in range(shape.num_layers)
     ]
 

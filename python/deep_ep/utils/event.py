@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from deep_ep import _core
+from deep_ep.glue import outside_graphs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,6 +64,7 @@ class EventOverlap:
         self._result: Any = None
         self._release_at_exit = False
 
+    @outside_graphs
     def current_stream_wait(self, release_handle: bool = False) -> Any:  # noqa: ANN401
         """Waits for the event, then runs the hook if it has not run yet.
 
