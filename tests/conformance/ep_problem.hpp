@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <cstring>
 #include <numeric>
+#include <ostream>
 #include <random>
 #include <string>
 #include <vector>
@@ -59,6 +60,9 @@ struct ProblemShape {
     text += std::string("_") + kCounts[static_cast<int>(counts)] + "_" +
             kSelections[static_cast<int>(selection)];
     return text;
+  }
+  friend std::ostream& operator<<(std::ostream& out, const ProblemShape& shape) {
+    return out << shape.name();
   }
 };
 

@@ -8,6 +8,8 @@
 #include <random>
 #include <vector>
 
+#include "deep_ep/error.hpp"
+
 namespace deep_ep::cpu {
 namespace {
 
