@@ -15,7 +15,7 @@ find_package(nanobind CONFIG REQUIRED)
 
 nanobind_add_module(_core NB_STATIC NB_SUPPRESS_WARNINGS ${python_sources})
 deep_ep_target_options(_core)
-target_include_directories(_core PRIVATE src/python)
+target_include_directories(_core PRIVATE src)
 target_link_libraries(_core PRIVATE deep_ep::deep_ep)
 # Another extension in the same process may hold its own copy of this library.
 target_link_options(_core PRIVATE LINKER:--exclude-libs,ALL)

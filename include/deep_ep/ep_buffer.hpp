@@ -52,7 +52,7 @@ struct DispatchArgs {
   int num_experts = 0;              ///< E, a multiple of R; 0: the handle's
   int num_max_tokens_per_rank = 0;  ///< M, equal on all ranks; 0: the handle's, else the buffer's
   int expert_alignment = 0;         ///< A; 0: the handle's, else 1
-  int num_sms = 0;                  ///< most worker threads of the call; 0: automatic
+  int num_sms = 0;                  ///< kept in the handle; 0: estimated. CPU ranks have threads instead
   std::shared_ptr<const EPHandle> handle;  ///< repeat this routing with another x
   bool do_cpu_sync = true;     ///< exact shapes; false: worst-case shapes, known at once
   bool do_expand = false;      ///< one row a (token, local expert), grouped by expert
@@ -78,7 +78,7 @@ struct CombineArgs {
   std::shared_ptr<const EPHandle> handle;
   TensorView topk_weights;          ///< compact `[n, K]`, expanded `[n]` float32, contiguous; optional
   std::array<TensorView, 2> bias;   ///< `[T, H]` bfloat16, contiguous; optional
-  int num_sms = 0;                  ///< most worker threads of the call; 0: the handle's
+  int num_sms = 0;                  ///< 0: the handle's. CPU ranks have threads instead
   bool is_async = false;            ///< return before the exchange is over
   bool defer_epilogue = false;      ///< read the bias and write the sums in PendingCombine::outputs()
   Event previous_event;             ///< start after this

@@ -21,13 +21,14 @@ std::optional<Number> parse_number(std::string_view text) noexcept {
   return value;
 }
 
-int read_int(const Variable& variable, int smallest, int largest) {
+/// An integer in [0, largest]; 0 if unset.
+int read_int(const Variable& variable, int largest) {
   const std::optional<std::string> text = read_environment(variable.name);
   if (!text) return 0;
-  const std::optional<std::int64_t> value = parse_integer(*text);
-  require(value && *value >= smallest && *value <= largest, variable.name,
-          " must be an integer in [", smallest, ", ", largest, "], got '", *text, "'");
-  return static_cast<int>(*value);
+  const std::int64_t value = parse_integer(*text).value_or(-1);
+  require(value >= 0 && value <= largest, variable.name, " must be an integer in [0, ", largest,
+          "], got '", *text, "'");
+  return static_cast<int>(value);
 }
 
 }  // namespace
@@ -49,18 +50,18 @@ std::chrono::nanoseconds timeout_or(std::chrono::nanoseconds limit) {
   if (!text) return limit;
   // 1e9 s, some 31 years, keeps nanoseconds since the clock's start within 64 bits
   constexpr double kMaxSecs = 1e9;
-  const std::optional<double> secs = parse_number<double>(*text);
-  require(secs && std::isfinite(*secs) && *secs > 0 && *secs <= kMaxSecs, kTimeoutSecs.name,
+  const double secs = parse_number<double>(*text).value_or(0);
+  require(secs > 0 && secs <= kMaxSecs, kTimeoutSecs.name,  // which a NaN is not either
           " must be a number of seconds above 0 and at most 1e9, got '", *text, "'");
-  return std::chrono::nanoseconds(std::llround(*secs * 1e9));
+  return std::chrono::nanoseconds(std::llround(secs * 1e9));
 }
 
-int buffer_debug() { return read_int(kBufferDebug, 0, std::numeric_limits<int>::max()); }
+int buffer_debug() { return read_int(kBufferDebug, std::numeric_limits<int>::max()); }
 
-int cpu_threads() { return read_int(kCpuThreads, 0, 1024); }
+int cpu_threads() { return read_int(kCpuThreads, 1024); }
 
-int debug_checks() { return read_int(kDebugChecks, 0, std::numeric_limits<int>::max()); }
+int debug_checks() { return read_int(kDebugChecks, std::numeric_limits<int>::max()); }
 
-int test_delay_us() { return read_int(kTestDelayUs, 0, 1000000); }
+int test_delay_us() { return read_int(kTestDelayUs, 1000000); }
 
 }  // namespace deep_ep::config

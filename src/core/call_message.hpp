@@ -41,8 +41,8 @@ struct CallHeader {
   std::uint64_t call = 0;  ///< number of the call in its buffer, from 1
   CallTerms terms;
   std::int64_t num_tokens = 0;      ///< of the sender
-  std::int64_t x_offset = 0;        ///< combine: where x lies in the sender's window
-  std::int64_t weights_offset = 0;  ///< combine: where topk_weights lie in the sender's window
+  std::int64_t x_offset = -1;        ///< combine: where x lies in the sender's window, -1 without rows
+  std::int64_t weights_offset = -1;  ///< combine: where topk_weights lie there, -1 without
   std::int64_t num_counts = 0;      ///< int32 values after the header
   std::array<char, 512> reason = {};  ///< of a refused call, null-terminated
 };

@@ -33,7 +33,7 @@ void require_vector(const char* name, const TensorView& view, std::int64_t size,
 }
 
 int even_sms(int num_sms) {
-  require(num_sms >= 0, "num_sms must be at least 0 (0: automatic), got ", num_sms);
+  require(num_sms > 0, "num_sms must not be negative (0: automatic), got ", num_sms);
   return num_sms + num_sms % 2;
 }
 
@@ -122,7 +122,11 @@ void check_routing(const DispatchArgs& args, const EPBufferOptions& options, con
   plan.num_max_tokens_per_rank = args.num_max_tokens_per_rank != 0 ? args.num_max_tokens_per_rank
                                                                    : options.num_max_tokens_per_rank;
   plan.has_exact_counts = args.do_cpu_sync;
-  plan.num_sms = even_sms(args.num_sms);
+  plan.num_sms = args.num_sms != 0 ? even_sms(args.num_sms)
+                                   : theoretical_num_sms({.physical = logical,
+                                                          .logical = logical,
+                                                          .num_experts = shape.num_experts,
+                                                          .num_topk = shape.num_topk});
 }
 
 void take_routing(const DispatchArgs& args, const Topology& logical, DispatchPlan& plan) {
@@ -235,7 +239,7 @@ CombinePlan plan_combine(const CombineArgs& args, const Topology& logical) {
     if (bias.is_given()) require_matrix("bias", bias, plan.num_tokens, plan.hidden, DType::kBFloat16);
   }
   require(!args.defer_epilogue || args.is_async, "defer_epilogue goes with an asynchronous call");
-  plan.num_sms = args.num_sms == 0 ? handle.num_sms : even_sms(args.num_sms);
+  if (args.num_sms != 0) static_cast<void>(even_sms(args.num_sms));
   return plan;
 }
 

@@ -26,7 +26,7 @@ struct DispatchPlan {
   bool has_weights = false;
   bool is_cached = false;
   bool has_exact_counts = true;
-  int num_sms = 0;
+  int num_sms = 0;  ///< as given, rounded up to even, or the estimate
 };
 
 /// Checks `args` and fills in what they leave open. Throws kInvalidArgument.
@@ -41,7 +41,6 @@ struct CombinePlan {
   std::int64_t hidden = 0;
   std::int64_t row_bytes = 0;
   bool has_weights = false;
-  int num_sms = 0;
 };
 CombinePlan plan_combine(const CombineArgs& args, const Topology& logical);
 

@@ -1,5 +1,4 @@
 #include <nanobind/ndarray.h>
-#include <nanobind/stl/array.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>

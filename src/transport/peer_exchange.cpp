@@ -124,13 +124,12 @@ class Linker {
 
   /// Links to the visitor if it is one of the `awaited` ranks, else closes the connection.
   void receive(UniqueFd visitor, std::vector<int>& awaited) {
-    std::optional<Hello> hello;
+    int rank = -1;
     const std::optional<Error> refusal = error_of([&] {
-      hello = recv_hello(visitor.get(), deadline_.at_most(kHelloLimit));
-      require(std::ranges::count(awaited, hello->rank_idx) > 0, "not awaited");
+      rank = recv_hello(visitor.get(), deadline_.at_most(kHelloLimit)).rank_idx;
+      require(std::ranges::count(awaited, rank) > 0, "rank ", rank, " is not awaited");
     });
     if (refusal) return;  // a stranger: if a rank is behind it, that one sees its connection closed
-    const int rank = hello->rank_idx;
     name_rank(rank, [&] {
       UniqueFd descriptor = recv_descriptor(visitor.get(), deadline_);
       send_hello_and_descriptor(visitor.get());

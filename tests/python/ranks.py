@@ -158,6 +158,8 @@ class ProcessRanks:
         self.pipes: list[Connection] = []
         self.active: list[int] = []  # processes of the run under way, in rank order
         self.notes: list[list[Any]] = []
+        self.groups: set[tuple[int, int, int]] = set()  # (ranks, domains, generation)
+        self.use_torch_group = use_torch_group
         self.generation = 0  # of the groups: ranks of a failed run may have left one half-way
         for index in range(num_processes):
             ours, theirs = socket.socketpair()
@@ -192,13 +194,17 @@ class ProcessRanks:
         """Starts the function on `size` ranks; `finish` collects."""
         self.active = list(range(self.num_processes - size, self.num_processes))
         self.notes = [[] for _ in self.active]
+        key = (size, num_domains, self.generation)
+        if self.use_torch_group and key not in self.groups:
+            for pipe in self.pipes:  # all of them: torch wants each process to take part
+                pipe.send(("group", key, self.active))
+            self.groups.add(key)
         for rank, process in enumerate(self.active):
             settings = dict(env or {})
             if num_domains > 1:
                 settings["EP_HOST_ID"] = host_id(rank, size, num_domains)
             where = (function.__module__, function.__qualname__)
-            key = (size, num_domains, self.generation)
-            self.pipes[process].send((where, args, rank, key, settings))
+            self.pipes[process].send(("run", where, args, rank, key, settings))
 
     def next_report(self, rank: int, timeout: float = TIMEOUT_SECS) -> object:
         """Waits for what `rank` reports next."""
@@ -365,27 +371,20 @@ def serve(pipe: Connection, process: int, num_processes: int, store: str) -> Non
             return
         if message is None:
             return
-        pipe.send(answer(pipe, message, groups, num_processes, store))
+        if message[0] == "group":
+            groups[message[1]] = dist.new_group(message[2])
+        else:
+            pipe.send(answer(pipe, message[1:], groups))
 
 
 def answer(
-    pipe: Connection,
-    message: tuple,
-    groups: dict[tuple[int, int, int], Any],
-    num_processes: int,
-    store: str,
+    pipe: Connection, message: tuple, groups: dict[tuple[int, int, int], Any]
 ) -> tuple[str, object]:
     (module, name), args, rank, key, env = message
     size, num_domains, _ = key
     saved = {key: os.environ.get(key) for key in env}
     os.environ.update(env)
     try:
-        if key not in groups and store != "-":
-            import torch.distributed as dist
-
-            members = list(range(num_processes - size, num_processes))
-            group = dist.new_group(members, use_local_synchronization=True)
-            groups[key] = group
         function: Any = importlib.import_module(module)
         for part in name.split("."):
             function = getattr(function, part)

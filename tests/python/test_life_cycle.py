@@ -170,12 +170,8 @@ def use_overlapping_groups(rank: Rank, order: tuple[int, int]) -> None:
     members = dist.get_process_group_ranks(rank.group)
     whole = Problem(num_ranks=4, tokens=(3, 1, 4, 2), num_experts=8, hidden=24)
     half = Problem(num_ranks=2, tokens=(5, 2), num_experts=4, hidden=40, seed=rank.index // 2)
-    pairs = [
-        dist.new_group(members[i : i + 2], use_local_synchronization=True)
-        for i in (0, 2)
-        if i == 2 * (rank.index // 2)
-    ]
-    small = Rank(rank.index % 2, 2, pairs[0])
+    pairs = [dist.new_group(members[i : i + 2]) for i in (0, 2)]
+    small = Rank(rank.index % 2, 2, pairs[rank.index // 2])
     here = [(rank, whole), (small, half), (rank, whole.rerouted(9))]
     buffers = [ex.make_buffer(r, p) for r, p in here]
     handles = [

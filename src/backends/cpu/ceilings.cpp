@@ -55,7 +55,7 @@ double copy_rows_seconds(int num_rows, int row_bytes, int num_threads, int num_i
   const std::vector<std::int64_t> order = scattered(num_rows);
   cpu::Workers workers(num_threads);
   const auto copy_all = [&](StoreMode mode) {
-    workers.parallel_for(num_rows, kGrain, 0, [&](std::int64_t begin, std::int64_t end) {
+    workers.parallel_for(num_rows, kGrain, [&](std::int64_t begin, std::int64_t end) {
       for (std::int64_t row = begin; row < end; ++row) {
         const auto from = static_cast<std::size_t>(order[static_cast<std::size_t>(row)]) * bytes;
         cpu::copy_row(&target[static_cast<std::size_t>(row) * bytes], &source[from], bytes, mode);
@@ -79,7 +79,7 @@ double sum_rows_seconds(int num_outputs, int num_terms, int hidden, int num_thre
   const std::vector<std::uint8_t> ones(terms, 1);
   cpu::Workers workers(num_threads);
   return median_seconds(num_iters, [&] {
-    workers.parallel_for(num_outputs, kGrain, 0, [&](std::int64_t begin, std::int64_t end) {
+    workers.parallel_for(num_outputs, kGrain, [&](std::int64_t begin, std::int64_t end) {
       std::array<const std::uint16_t*, 32> rows{};
       for (std::int64_t out = begin; out < end; ++out) {
         for (std::size_t k = 0; k < terms; ++k) {

@@ -40,7 +40,7 @@ void Delivery::deliver(const TokenBatch& batch, Workers& workers) const {
     return target_of(lane) != nullptr && (plan_.shape.do_expand || lane.is_master);
   });
   const StoreMode mode = store_mode_for(num_rows * plan_.row_bytes);
-  workers.parallel_for(batch.routing.num_tokens(), kTokenGrain, plan_.num_sms,
+  workers.parallel_for(batch.routing.num_tokens(), kTokenGrain,
                        [&](std::int64_t begin, std::int64_t end) {
                          for (std::int64_t token = begin; token < end; ++token) {
                            deliver_token(batch, token, mode);

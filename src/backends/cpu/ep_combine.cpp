@@ -68,7 +68,7 @@ void Combine::stage_inputs(CallContext& context, CallHeader& header) {
     staged_.push_back(context.arena.lend(num_bytes));
     auto* target = static_cast<std::byte*>(staged_.back().get());
     const StoreMode mode = store_mode_for(num_bytes);
-    context.workers.parallel_for(num_bytes, kCopyGrain, plan_.num_sms, [&](auto begin, auto end) {
+    context.workers.parallel_for(num_bytes, kCopyGrain, [&](auto begin, auto end) {
       copy_row(target + begin, view.as<std::byte>() + begin, static_cast<std::size_t>(end - begin), mode);
       if (mode == StoreMode::kStreaming) finish_streaming();
     });
@@ -119,7 +119,7 @@ void Combine::reduce_for_other_domains(CallContext& context) {
     const std::int64_t landing = landing_at(context, node);
     const int peer = rail_peer(topology, node);
     context.workers.parallel_for(
-        tokens.routing.num_tokens(), kTokenGrain, plan_.num_sms, [&](auto begin, auto end) {
+        tokens.routing.num_tokens(), kTokenGrain, [&](auto begin, auto end) {
           std::vector<std::uint16_t> scratch(static_cast<std::size_t>(plan_.hidden));
           for (std::int64_t token = begin; token < end; ++token) {
             reduce_token(context, tokens, token, landing + token * landing_slot_bytes(), peer, scratch.data());
@@ -216,7 +216,7 @@ void Combine::sum(CallContext& context) {
   const auto hidden = static_cast<std::size_t>(plan_.hidden);
   const StoreMode mode = store_mode_for(plan_.num_tokens * plan_.row_bytes);
   auto* out = outputs_.combined_x.as<std::uint16_t>();
-  context.workers.parallel_for(plan_.num_tokens, kTokenGrain, plan_.num_sms, [&](auto begin, auto end) {
+  context.workers.parallel_for(plan_.num_tokens, kTokenGrain, [&](auto begin, auto end) {
     std::vector<std::uint16_t> scratch(plan_.shape.topology.is_hybrid() ? hidden : 0);
     for (std::int64_t token = begin; token < end; ++token) {
       Terms terms;

@@ -253,7 +253,7 @@ void Dispatch::send_to_other_domains(CallContext& context) const {
   if (!topology.is_hybrid()) return;
   context.ranks.wait_for_network(context.id, NetworkSignal::kOffered);
   const TokenSlot slot(plan_.row_bytes, plan_.num_sf_packs, plan_.shape.num_topk);
-  context.workers.parallel_for(plan_.num_tokens, kTokenGrain, plan_.num_sms, [&](auto begin, auto end) {
+  context.workers.parallel_for(plan_.num_tokens, kTokenGrain, [&](auto begin, auto end) {
     std::vector<std::byte> tail(static_cast<std::size_t>(slot.tail_bytes()));
     const auto field = [&](std::int64_t offset) { return tail.data() + (offset - slot.tail()); };
     for (std::int64_t token = begin; token < end; ++token) {

@@ -17,12 +17,11 @@ Workers::~Workers() {
   for (std::thread& thread : threads_) thread.join();
 }
 
-void Workers::parallel_for(std::int64_t count, std::int64_t grain, int max_threads,
+void Workers::parallel_for(std::int64_t count, std::int64_t grain,
                            const std::function<void(std::int64_t, std::int64_t)>& body) {
   if (count <= 0) return;
   const std::int64_t num_pieces = (count + grain - 1) / grain;
-  const std::int64_t most = max_threads > 0 ? std::min(max_threads, num_threads_) : num_threads_;
-  const int num_helpers = static_cast<int>(std::min(most, num_pieces)) - 1;
+  const int num_helpers = static_cast<int>(std::min<std::int64_t>(num_threads_, num_pieces)) - 1;
   const Job job = {count, grain, &body};
   next_.store(0, std::memory_order_relaxed);
   if (num_helpers <= 0) {

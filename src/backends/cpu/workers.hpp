@@ -21,9 +21,9 @@ class Workers {
 
   int num_threads() const noexcept { return num_threads_; }
 
-  /// Calls `body(begin, end)` for pieces of [0, count) of at most `grain`, on at most `max_threads` threads
-  /// (0: all), and returns when all are done. `body` must not throw. One caller at a time.
-  void parallel_for(std::int64_t count, std::int64_t grain, int max_threads,
+  /// Calls `body(begin, end)` for pieces of [0, count) of at most `grain`, and returns when all are
+  /// done. `body` must not throw. One caller at a time.
+  void parallel_for(std::int64_t count, std::int64_t grain,
                     const std::function<void(std::int64_t, std::int64_t)>& body);
 
  private:
