@@ -7,7 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <optional>
+#include <string>
 #include <vector>
 
 #include "deep_ep/bootstrap.hpp"
@@ -171,6 +171,10 @@ class EPBuffer {
 
   PendingDispatch dispatch(const DispatchArgs& args);
   PendingCombine combine(const CombineArgs& args);
+
+  /// Takes part in the next call only to say that this rank can't make it: the peers' call throws kPeer with
+  /// `reason`. For callers that check arguments of their own before they call dispatch or combine.
+  void refuse_call(const std::string& reason);
 
   /// Makes all ranks wait for each other, after the calls made so far.
   void barrier();

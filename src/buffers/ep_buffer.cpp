@@ -47,6 +47,11 @@ PendingCombine EPBuffer::combine(const CombineArgs& args) {
   return PendingCombine(backend_->combine(args, plan));
 }
 
+void EPBuffer::refuse_call(const std::string& reason) {
+  backend_->require_usable();
+  backend_->refuse("call", reason);
+}
+
 void EPBuffer::barrier() { backend_->barrier(); }
 
 Tensor EPBuffer::empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype) {

@@ -19,12 +19,11 @@ void throw_if_any_failed(const std::vector<std::optional<Error>>& errors) {
   std::optional<ErrorCode> code;
   std::string text;
   for (std::size_t rank = 0; rank < errors.size(); ++rank) {
-    if (!errors[rank]) continue;
-    text += concat(text.empty() ? "" : "; ", "rank ", rank, "/", errors.size(), ": ",
-                   errors[rank]->what());
-    if (!code || (is_consequence(*code) && !is_consequence(errors[rank]->code()))) {
-      code = errors[rank]->code();
-    }
+    const std::optional<Error>& error = errors[rank];
+    if (!error) continue;
+    text +=
+        concat(text.empty() ? "" : "; ", "rank ", rank, "/", errors.size(), ": ", error->what());
+    if (!code || (is_consequence(*code) && !is_consequence(error->code()))) code = error->code();
   }
   if (code) throw Error(*code, text);
 }

@@ -1,5 +1,6 @@
 // Ranks on any hosts gather through rank 0, to which each has a TCP connection.
 #include <algorithm>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -76,11 +77,12 @@ class TcpBootstrap final : public Bootstrap {
   std::vector<Bytes> receive_all(std::span<const std::byte> own, const Deadline& deadline) {
     std::vector<Bytes> messages(static_cast<std::size_t>(num_ranks_));
     messages[0].assign(own.begin(), own.end());
-    std::vector<int> awaited;
-    for (int rank = 1; rank < num_ranks_; ++rank) awaited.push_back(rank);
+    std::vector<int> awaited(static_cast<std::size_t>(num_ranks_ - 1));
+    std::iota(awaited.begin(), awaited.end(), 1);
     while (!awaited.empty()) {
-      std::vector<int> sockets;
-      for (const int rank : awaited) sockets.push_back(connection_of(rank));
+      std::vector<int> sockets(awaited.size());
+      std::ranges::transform(awaited, sockets.begin(),
+                             [&](int rank) { return connection_of(rank); });
       const std::vector<std::size_t> ready = wait_readable(sockets, deadline);
       if (ready.empty()) {
         throw Error(ErrorCode::kTimeout,
@@ -113,8 +115,8 @@ class TcpBootstrap final : public Bootstrap {
     });
     if (answer.error) throw *answer.error;
     WireReader reader(answer.payload);
-    std::vector<Bytes> messages;
-    for (int rank = 0; rank < num_ranks_; ++rank) messages.push_back(reader.take_bytes());
+    std::vector<Bytes> messages(static_cast<std::size_t>(num_ranks_));
+    for (Bytes& each : messages) each = reader.take_bytes();
     reader.require_end();
     return messages;
   }

@@ -46,7 +46,7 @@ class Rendezvous {
         changed_.wait_until(lock, deadline.at());
       }
     }
-    if (num_rounds_ == round) throw *failure_;
+    if (failure_ && num_rounds_ == round) throw *failure_;
     // No later round has replaced it: that would have needed this rank.
     const std::shared_ptr<const Messages> result = result_;
     lock.unlock();
@@ -80,8 +80,7 @@ class Rendezvous {
   void finish_round() {
     auto messages = std::make_shared<Messages>();
     for (std::optional<Bytes>& message : arrived_) {
-      messages->push_back(std::move(*message));
-      message.reset();
+      messages->push_back(std::exchange(message, std::nullopt).value_or(Bytes{}));
     }
     result_ = std::move(messages);
     ++num_rounds_;
@@ -143,6 +142,7 @@ std::vector<std::shared_ptr<Bootstrap>> make_thread_bootstraps(int num_ranks,
   if (host_ids.empty()) host_ids.assign(num_ends, default_host_id());
   const auto rendezvous = std::make_shared<Rendezvous>(num_ranks, timeout);
   std::vector<std::shared_ptr<Bootstrap>> ends;
+  ends.reserve(num_ends);
   for (int rank = 0; rank < num_ranks; ++rank) {
     ends.push_back(std::make_shared<ThreadBootstrap>(
         rank, num_ranks, host_ids[static_cast<std::size_t>(rank)], rendezvous));

@@ -110,6 +110,47 @@ TEST(EpContractTest, ARefusedAsyncCallThrowsWhereItIsWaitedFor) {
   });
 }
 
+TEST(EpContractTest, WhatFollowsARefusedAsyncCallIsRefusedToo) {
+  const Problem problem(two_ranks());
+  run_problem(problem, buffer_options(problem.shape), [&](EpRank& rank, EPBuffer& buffer) {
+    const bool refuses = buffer.logical_topology().rank_idx == 1;
+    OneToken token;
+    DispatchArgs args = token.args();
+    args.is_async = true;
+    args.do_cpu_sync = false;
+    if (refuses) token.topk_idx[1] = 4;  // num_experts
+    DispatchOutputs outputs;
+    Event failed;
+    const auto start = [&] {
+      const PendingDispatch pending = buffer.dispatch(args);
+      failed = pending.event();
+      outputs = pending.outputs();
+    };
+    if (refuses) {
+      EXPECT_TRUE(is_error(error_from(start), ErrorCode::kInvalidArgument, "below num_experts"));
+    } else {
+      start();
+    }
+
+    // The handle of that dispatch, on one rank only: the other makes a call that would be right.
+    const auto handle = rank.dispatch({});
+    const Tensor x = buffer.empty(refuses ? handle->num_recv_tokens : outputs.handle->num_recv_tokens, 16,
+                                  DType::kBFloat16);
+    CombineArgs combine;
+    combine.x = x.view;
+    combine.handle = refuses ? handle : outputs.handle;
+    EXPECT_TRUE(is_error(error_from([&] { buffer.combine(combine); }),
+                         refuses ? ErrorCode::kPeer : ErrorCode::kInvalidArgument, "failed"));
+
+    // Its event before another call, on one rank only.
+    OneToken other;
+    DispatchArgs after = other.args();
+    if (!refuses) after.previous_event = failed;
+    EXPECT_TRUE(is_error(error_from([&] { buffer.dispatch(after); }), ErrorCode::kPeer, "refused"));
+    rank.dispatch({.do_expand = true});
+  });
+}
+
 TEST(EpContractTest, RanksThatDisagreeAboutACallAllLearnInWhat) {
   struct Difference {
     const char* text;

@@ -99,7 +99,7 @@ class Rank {
       }
     }
     const auto* psum = received.handle->psum_num_recv_tokens_per_scaleup_rank.as<std::int32_t>();
-    ASSERT_EQ(psum[num_ranks_ - 1], row) << "round " << round << ", rank " << rank_;
+    ASSERT_EQ(psum[buffer_.logical_topology().num_scaleup_ranks - 1], row) << "round " << round << ", rank " << rank_;
   }
 
   void combine_and_check(int round, const DispatchOutputs& received) {

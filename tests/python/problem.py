@@ -64,8 +64,18 @@ def make_x(num_tokens: int, hidden: int, dtype: str, random: torch.Generator) ->
     if dtype == "fp8":
         data = torch.randint(0, 256, (num_tokens, hidden), dtype=torch.uint8, generator=random)
         return data.view(torch.float8_e4m3fn)
-    # Any bits but NaN, infinity and -0: values of every magnitude show a wrong order of sums.
     return torch.randn(num_tokens, hidden, generator=random).to(torch.bfloat16)
+
+
+def make_terms(num_tokens: int, hidden: int, random: torch.Generator) -> Tensor:
+    """Rows whose sums tell in which order they were added.
+
+    Half of the values are +-2^25: a small one that is added after a large one is lost, and comes
+    through when the large ones have cancelled before. Equal magnitudes would hide the order.
+    """
+    small = torch.randn(num_tokens, hidden, generator=random)
+    large = torch.rand(num_tokens, hidden, generator=random) < 0.5
+    return torch.where(large, small.sign() * 2.0**25, small).to(torch.bfloat16)
 
 
 def make_scales(problem: Problem, num_tokens: int, random: torch.Generator) -> Tensor:
@@ -153,11 +163,9 @@ def exchange_of(
 def expert_outputs(problem: Problem, rank: int, num_rows: int, hidden: int | None = None) -> Tensor:
     """Rows that rank `rank` passes to combine."""
     random = generator(problem.seed, rank, 17)
-    return make_x(num_rows, hidden or problem.hidden, "bf16", random)
+    return make_terms(num_rows, hidden or problem.hidden, random)
 
 
 def make_bias(problem: Problem, rank: int, count: int) -> list[Tensor]:
     tokens, hidden = problem.num_tokens[rank], problem.hidden
-    return [
-        make_x(tokens, hidden, "bf16", generator(problem.seed, rank, 31 + b)) for b in range(count)
-    ]
+    return [make_terms(tokens, hidden, generator(problem.seed, rank, 31 + b)) for b in range(count)]

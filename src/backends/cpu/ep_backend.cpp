@@ -61,6 +61,7 @@ std::chrono::nanoseconds limit_of(const EPBufferOptions& options) {
 // A call that only brings the ranks together.
 class Barrier {
  public:
+  void prepare() const {}
   void run(CallContext& context) const {
     CallHeader header;
     header.terms.operation = static_cast<std::int64_t>(Operation::kBarrier);
@@ -82,6 +83,7 @@ class Refusal {
     const std::size_t length = std::min(reason.size(), header_.reason.size() - 1);
     std::copy_n(reason.begin(), length, header_.reason.begin());
   }
+  void prepare() const {}
   void run(CallContext& context) const {
     context.ranks.allow_abandoning(true);  // the caller has its error already: do not keep it from leaving
     exchange(context.ranks, context.network, context.id, header_, {}, nullptr);
@@ -202,6 +204,7 @@ class CpuEPBackend : public EPBackend {
     if (!error) {
       try {
         CallContext context = {*ranks_, *network_, *arena_, *workers_, {++num_calls_, operation}};
+        prepare_or_refuse(context, call);
         call.run(context);
       } catch (const CallRefused&) {
         error = std::current_exception();
@@ -215,6 +218,20 @@ class CpuEPBackend : public EPBackend {
       ranks_->allow_abandoning(false);
     }
     call.finish(std::move(error));
+  }
+
+  // A call that this rank can't begin, it still takes part in: to say so.
+  template <typename Call>
+  static void prepare_or_refuse(CallContext& context, Call& call) {
+    try {
+      call.prepare();
+    } catch (const Error& error) {
+      try {
+        Refusal(error.what()).run(context);
+      } catch (const CallRefused&) {  // what it asked for
+      }
+      throw CallRefused(error.code(), error.what());
+    }
   }
 
   std::exception_ptr first_error() {

@@ -3,6 +3,8 @@
 #include <cstddef>
 #include <utility>
 
+#include "base/check.hpp"
+
 namespace deep_ep::cpu {
 
 namespace {
@@ -12,6 +14,11 @@ std::size_t landing_slot(const CallContext& context) {
 }
 
 }  // namespace
+
+std::shared_ptr<const EPRouting> routing_of(const EPHandle& handle) {
+  require(handle.routing != nullptr, "the dispatch that made the handle failed");
+  return std::static_pointer_cast<const EPRouting>(handle.routing);
+}
 
 void offer_landing(const CallContext& context, int node, std::int64_t window_offset) {
   const Topology& topology = context.ranks.topology();

@@ -45,6 +45,9 @@ struct EPRouting {
   }
 };
 
+/// The routing behind a handle. Throws kInvalidArgument if its dispatch failed.
+std::shared_ptr<const EPRouting> routing_of(const EPHandle& handle);
+
 /// The rank at this rank's place in another domain.
 inline int rail_peer(const Topology& topology, int node) {
   return topology.rank_at(node, topology.scaleup_rank_idx());

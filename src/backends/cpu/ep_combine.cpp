@@ -34,10 +34,12 @@ Combine::Combine(const CombineArgs& args, const CombinePlan& plan, bool allow_mu
   keeps_terms_ = args.defer_epilogue && has_bias;
 }
 
-void Combine::run(CallContext& context) {
+void Combine::prepare() {
   args_.previous_event.wait();
-  routing_ = std::static_pointer_cast<const EPRouting>(args_.handle->routing);
-  internal_check(routing_ != nullptr, "the handle's dispatch did not end well");
+  routing_ = routing_of(*args_.handle);
+}
+
+void Combine::run(CallContext& context) {
   CallHeader header;
   header.terms = terms_of(plan_);
   stage_inputs(context, header);

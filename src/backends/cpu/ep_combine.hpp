@@ -24,6 +24,9 @@ class Combine : public CombineCall {
   /// Lends the outputs; throws kSystem if there is no room.
   Combine(const CombineArgs& args, const CombinePlan& plan, bool allow_multiple_reduction, Arena& arena);
 
+  /// Waits for what this rank needs first. If it throws, no other rank knows of the call yet.
+  void prepare();
+
   /// The whole call but a deferred epilogue, on the thread of its turn.
   void run(CallContext& context);
 

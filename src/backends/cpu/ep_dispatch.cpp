@@ -93,16 +93,18 @@ void Dispatch::tell_shapes() {
   shapes_known_->set_done(nullptr);
 }
 
-void Dispatch::run(CallContext& context) {
+void Dispatch::prepare() {
   args_.previous_event.wait();
+  if (plan_.is_cached) routing_ = routing_of(*args_.handle);
+}
+
+void Dispatch::run(CallContext& context) {
   CountMatrix counts(plan_.shape);
   CallHeader header;
   header.terms = terms_of(plan_);
   header.num_tokens = plan_.num_tokens;
   if (plan_.is_cached) {
     exchange(context.ranks, context.network, context.id, header, {}, nullptr);
-    routing_ = std::static_pointer_cast<const EPRouting>(args_.handle->routing);
-    internal_check(routing_ != nullptr, "the handle's dispatch did not end well");
   } else {
     std::vector<std::int32_t> own(static_cast<std::size_t>(plan_.shape.num_counts()));
     count_selections(plan_.shape, TopkIds(args_.topk_idx), plan_.num_tokens, own);

@@ -21,6 +21,9 @@ class Dispatch : public DispatchCall {
   /// Lends the outputs here if their shapes are known; throws kSystem if there is no room.
   Dispatch(const DispatchArgs& args, const DispatchPlan& plan, Arena& arena);
 
+  /// Waits for what this rank needs first. If it throws, no other rank knows of the call yet.
+  void prepare();
+
   /// The whole call, on the thread of its turn.
   void run(CallContext& context);
 
