@@ -1,7 +1,8 @@
 // A mixture-of-experts layer in C++: four ranks as threads, no Python, no torch.
 //
-// Each rank has its own tokens and two of the eight experts. dispatch brings every token to the ranks of its
-// experts, each expert scales what it received, combine brings the results back and sums them.
+// Each rank has its own tokens and two of the eight experts. dispatch brings every token to the
+// ranks of its experts, each expert scales what it received, combine brings the results back and
+// sums them.
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
@@ -30,15 +31,19 @@ float to_float(std::uint16_t value) {
 }
 
 // What expert `e` makes of a value; stands for its feed-forward network.
-float apply_expert(std::int64_t expert, float value) { return value * static_cast<float>(expert + 1); }
+float apply_expert(std::int64_t expert, float value) {
+  return value * static_cast<float>(expert + 1);
+}
 
 // Runs the layer on one rank; returns the number of wrong values.
 int run_rank(const std::shared_ptr<deep_ep::Bootstrap>& bootstrap) {
   using namespace deep_ep;
   const int rank = bootstrap->rank_idx();
-  EPBuffer buffer(bootstrap, {.num_max_tokens_per_rank = kNumTokens, .hidden = kHidden, .num_topk = kNumTopk});
+  EPBuffer buffer(bootstrap,
+                  {.num_max_tokens_per_rank = kNumTokens, .hidden = kHidden, .num_topk = kNumTopk});
 
-  // Token i of this rank: the value i % 8 + 1 everywhere, for experts (i + rank) and (i + rank + 3).
+  // Token i of this rank: the value i % 8 + 1 everywhere, for experts (i + rank) and (i + rank +
+  // 3).
   std::vector<std::uint16_t> x(kNumTokens * kHidden);
   std::vector<std::int64_t> topk_idx(kNumTokens * kNumTopk);
   for (int i = 0; i < kNumTokens; ++i) {
@@ -55,7 +60,8 @@ int run_rank(const std::shared_ptr<deep_ep::Bootstrap>& bootstrap) {
   const DispatchOutputs received = buffer.dispatch(dispatch).outputs();
   const EPHandle& handle = *received.handle;
 
-  // The experts write into memory of the buffer, so that the other ranks read their results in place.
+  // The experts write into memory of the buffer, so that the other ranks read their results in
+  // place.
   const Tensor y = buffer.empty(handle.num_expanded_tokens, kHidden, DType::kBFloat16);
   std::int64_t row = 0;
   for (int e = 0; e < kNumExperts / kNumRanks; ++e) {
@@ -77,9 +83,11 @@ int run_rank(const std::shared_ptr<deep_ep::Bootstrap>& bootstrap) {
   int num_wrong = 0;
   for (int i = 0; i < kNumTokens; ++i) {
     const float value = to_float(x[i * kHidden]);
-    const float expected = apply_expert(topk_idx[i * kNumTopk], value) + apply_expert(topk_idx[i * kNumTopk + 1], value);
+    const float expected = apply_expert(topk_idx[i * kNumTopk], value) +
+                           apply_expert(topk_idx[i * kNumTopk + 1], value);
     for (int h = 0; h < kHidden; ++h) {
-      num_wrong += to_float(result.combined_x.as<std::uint16_t>()[i * kHidden + h]) != expected ? 1 : 0;
+      num_wrong +=
+          to_float(result.combined_x.as<std::uint16_t>()[i * kHidden + h]) != expected ? 1 : 0;
     }
   }
   std::printf("rank %d received %lld rows for its experts; %d wrong values of %d\n", rank,

@@ -12,7 +12,8 @@ namespace deep_ep {
 
 using Bytes = std::vector<std::byte>;
 
-/// One rank's end of a group. Used by one thread at a time; its functions are collective over the group.
+/// One rank's end of a group. Used by one thread at a time; its functions are collective over the
+/// group.
 class Bootstrap {
  public:
   virtual ~Bootstrap() = default;
@@ -27,13 +28,14 @@ class Bootstrap {
   virtual std::vector<Bytes> all_gather(std::span<const std::byte> message) = 0;
 };
 
-/// The identity of this machine: `EP_HOST_ID` if set (to split one machine into logical domains), else
-/// the kernel's boot id.
+/// The identity of this machine: `EP_HOST_ID` if set (to split one machine into logical domains),
+/// else the kernel's boot id.
 std::string default_host_id();
 
 /// Gathers through a function of the caller, e.g. one that asks a torch process group.
 std::shared_ptr<Bootstrap> make_callback_bootstrap(
-    int rank_idx, int num_ranks, std::function<std::vector<Bytes>(std::span<const std::byte>)> all_gather,
+    int rank_idx, int num_ranks,
+    std::function<std::vector<Bytes>(std::span<const std::byte>)> all_gather,
     std::string host_id = default_host_id());
 
 /// `num_ranks` ends of a group whose ranks are threads of this process: give one to each thread.

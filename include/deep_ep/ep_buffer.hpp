@@ -1,9 +1,11 @@
 #pragma once
-// EPBuffer: sends tokens to the ranks of their experts (dispatch) and sums what comes back (combine).
+// EPBuffer: sends tokens to the ranks of their experts (dispatch) and sums what comes back
+// (combine).
 //
-// Letters: R ranks, E experts, L = E / R experts of a rank, T tokens of this rank, M the most tokens of
-// any rank, H hidden, K top-k, P scale packs a token, A expert alignment, N tokens received by this rank.
-// Expert e lives on rank e / L. Token i of rank s has the global id s * M + i.
+// Letters: R ranks, E experts, L = E / R experts of a rank, T tokens of this rank, M the most
+// tokens of any rank, H hidden, K top-k, P scale packs a token, A expert alignment, N tokens
+// received by this rank. Expert e lives on rank e / L. Token i of rank s has the global id s * M +
+// i.
 #include <array>
 #include <cstdint>
 #include <memory>
@@ -19,7 +21,8 @@ namespace deep_ep {
 
 /// Settings of an EPBuffer. All but the time limit must be equal on all ranks; creation checks it.
 struct EPBufferOptions {
-  /// Bytes of the exchange area, a positive multiple of 2 MiB; 0: sized from the three fields below.
+  /// Bytes of the exchange area, a positive multiple of 2 MiB; 0: sized from the three fields
+  /// below.
   std::int64_t num_bytes = 0;
   int num_max_tokens_per_rank = 0;  ///< M of calls that name none, and for sizing
   int hidden = 0;                   ///< for sizing
@@ -41,47 +44,53 @@ struct BufferSizeHint {
 
 class EPHandle;
 
-/// Arguments of EPBuffer::dispatch. Tensors are borrowed until the event is done; `keep_alive` may own them.
+/// Arguments of EPBuffer::dispatch. Tensors are borrowed until the event is done; `keep_alive` may
+/// own them.
 struct DispatchArgs {
   TensorView x;     ///< `[T, H]` bfloat16 or float8_e4m3, contiguous
   TensorView x_sf;  ///< FP8 scales `[T, P]`, float32 or int32 (four UE8M0), any strides; opaque
-  TensorView topk_idx;      ///< `[T, K]` int64 or int32, contiguous; negative: no expert. Not with `handle`
+  TensorView
+      topk_idx;  ///< `[T, K]` int64 or int32, contiguous; negative: no expert. Not with `handle`
   TensorView topk_weights;  ///< `[T, K]` float32, contiguous; optional
   /// `[L]` int32, optional: grows by the tokens each local expert receives. Not with `handle`
   TensorView cumulative_local_expert_recv_stats;
   int num_experts = 0;              ///< E, a multiple of R; 0: the handle's
   int num_max_tokens_per_rank = 0;  ///< M, equal on all ranks; 0: the handle's, else the buffer's
   int expert_alignment = 0;         ///< A; 0: the handle's, else 1
-  int num_sms = 0;                  ///< kept in the handle; 0: estimated. CPU ranks have threads instead
+  int num_sms = 0;  ///< kept in the handle; 0: estimated. CPU ranks have threads instead
   std::shared_ptr<const EPHandle> handle;  ///< repeat this routing with another x
-  bool do_cpu_sync = true;     ///< exact shapes; false: worst-case shapes, known at once
-  bool do_expand = false;      ///< one row a (token, local expert), grouped by expert
-  bool do_zero_padding = false;              ///< expanded only: zero the rows that alignment adds
-  bool use_tma_aligned_col_major_sf = false;  ///< received scales column-major, columns of align(n, 4)
-  bool is_async = false;                      ///< return before the exchange is over
-  Event previous_event;                       ///< start after this
-  std::shared_ptr<void> keep_alive;           ///< released when the event is done
+  bool do_cpu_sync = true;       ///< exact shapes; false: worst-case shapes, known at once
+  bool do_expand = false;        ///< one row a (token, local expert), grouped by expert
+  bool do_zero_padding = false;  ///< expanded only: zero the rows that alignment adds
+  bool use_tma_aligned_col_major_sf =
+      false;                         ///< received scales column-major, columns of align(n, 4)
+  bool is_async = false;             ///< return before the exchange is over
+  Event previous_event;              ///< start after this
+  std::shared_ptr<void> keep_alive;  ///< released when the event is done
 };
 
 /// What dispatch received; `n` rows: N, the expanded rows, or their worst case without CPU sync.
 struct DispatchOutputs {
-  Tensor recv_x;             ///< `[n, H]`, dtype of x
-  Tensor recv_x_sf;          ///< `[n, P]`, dtype of x_sf, or not given
-  Tensor recv_topk_idx;      ///< compact: `[n, K]`, dtype of topk_idx, local expert or -1. Expanded: not given
+  Tensor recv_x;         ///< `[n, H]`, dtype of x
+  Tensor recv_x_sf;      ///< `[n, P]`, dtype of x_sf, or not given
+  Tensor recv_topk_idx;  ///< compact: `[n, K]`, dtype of topk_idx, local expert or -1. Expanded:
+                         ///< not given
   Tensor recv_topk_weights;  ///< compact `[n, K]`, expanded `[n]` float32, or not given
   std::shared_ptr<const EPHandle> handle;
 };
 
-/// Arguments of EPBuffer::combine. Tensors are borrowed until the event is done; `keep_alive` may own them.
+/// Arguments of EPBuffer::combine. Tensors are borrowed until the event is done; `keep_alive` may
+/// own them.
 struct CombineArgs {
-  TensorView x;  ///< `[n, H]` bfloat16, contiguous: one row a received row. Read in place if lent by this buffer
+  TensorView x;  ///< `[n, H]` bfloat16, contiguous: one row a received row. Read in place if lent
+                 ///< by this buffer
   std::shared_ptr<const EPHandle> handle;
-  TensorView topk_weights;          ///< compact `[n, K]`, expanded `[n]` float32, contiguous; optional
-  std::array<TensorView, 2> bias;   ///< `[T, H]` bfloat16, contiguous; optional
-  int num_sms = 0;                  ///< 0: the handle's. CPU ranks have threads instead
-  bool is_async = false;            ///< return before the exchange is over
-  bool defer_epilogue = false;      ///< read the bias and write the sums in PendingCombine::outputs()
-  Event previous_event;             ///< start after this
+  TensorView topk_weights;  ///< compact `[n, K]`, expanded `[n]` float32, contiguous; optional
+  std::array<TensorView, 2> bias;  ///< `[T, H]` bfloat16, contiguous; optional
+  int num_sms = 0;                 ///< 0: the handle's. CPU ranks have threads instead
+  bool is_async = false;           ///< return before the exchange is over
+  bool defer_epilogue = false;  ///< read the bias and write the sums in PendingCombine::outputs()
+  Event previous_event;         ///< start after this
   std::shared_ptr<void> keep_alive;  ///< released when the event is done, or with the epilogue
 };
 
@@ -91,27 +100,30 @@ struct CombineOutputs {
   Tensor combined_topk_weights;  ///< `[T, K]` float32, 0 for lanes without expert; or not given
 };
 
-/// The routing of one dispatch: what combine and cached dispatches need. Immutable, shared, thread-safe;
-/// tensors of an asynchronous dispatch are valid once its event is done.
+/// The routing of one dispatch: what combine and cached dispatches need. Immutable, shared,
+/// thread-safe; tensors of an asynchronous dispatch are valid once its event is done.
 class EPHandle {
  public:
   int num_experts = 0, num_topk = 0, expert_alignment = 1, num_max_tokens_per_rank = 0, num_sms = 0;
   bool do_expand = false;
-  bool has_exact_counts = true;      ///< dispatched with CPU sync
-  DType idx_dtype = DType::kInt64;   ///< of topk_idx
-  Topology topology;                 ///< logical, of the buffer that dispatched
+  bool has_exact_counts = true;          ///< dispatched with CPU sync
+  DType idx_dtype = DType::kInt64;       ///< of topk_idx
+  Topology topology;                     ///< logical, of the buffer that dispatched
   std::int64_t num_tokens = 0;           ///< T
   std::int64_t num_recv_tokens = 0;      ///< N, or R * M without CPU sync
   std::int64_t num_expanded_tokens = 0;  ///< sum of aligned expert counts, or its worst case
-  std::vector<std::int64_t> num_recv_tokens_per_expert_list;  ///< aligned, `[L]`; empty without CPU sync
-  /// `[U]` int32: inclusive prefix sum of received tokens by source scale-up index; the last is N. With
-  /// several scale-up domains rows are ordered by source rank, so only the last entry bounds rows.
+  std::vector<std::int64_t>
+      num_recv_tokens_per_expert_list;  ///< aligned, `[L]`; empty without CPU sync
+  /// `[U]` int32: inclusive prefix sum of received tokens by source scale-up index; the last is N.
+  /// With several scale-up domains rows are ordered by source rank, so only the last entry bounds
+  /// rows.
   Tensor psum_num_recv_tokens_per_scaleup_rank;
-  /// `[L]` int32. Compact: inclusive prefix sum of aligned counts. Expanded: end of each expert's rows.
+  /// `[L]` int32. Compact: inclusive prefix sum of aligned counts. Expanded: end of each expert's
+  /// rows.
   Tensor psum_num_recv_tokens_per_expert;
   Tensor num_unaligned_recv_tokens_per_expert;  ///< `[L]` int32
-  /// `[N or R * M, K + 2]` int32: global token id; source rank * K + highest lane on this rank; the row of
-  /// each lane in an expanded output (compact: unspecified), -1 for lanes on other ranks.
+  /// `[N or R * M, K + 2]` int32: global token id; source rank * K + highest lane on this rank; the
+  /// row of each lane in an expanded output (compact: unspecified), -1 for lanes on other ranks.
   Tensor recv_src_metadata;
   /// `[T, K]` int32: the row of each lane in the output of its expert's rank, -1 without expert.
   Tensor dst_rows;
@@ -139,8 +151,8 @@ class PendingDispatch {
 class PendingCombine {
  public:
   explicit PendingCombine(std::shared_ptr<CombineCall> call) : call_(std::move(call)) {}
-  /// The outputs; their contents are valid when `event()` is done. With a deferred epilogue: waits for
-  /// the event, runs the epilogue on this thread (once) and returns valid contents.
+  /// The outputs; their contents are valid when `event()` is done. With a deferred epilogue: waits
+  /// for the event, runs the epilogue on this thread (once) and returns valid contents.
   CombineOutputs outputs() const;
   Event event() const;
 
@@ -150,13 +162,13 @@ class PendingCombine {
 
 class EPBackend;  // src/backends/ep_backend.hpp
 
-/// Dispatch and combine over the ranks of one group. Calls are collective: all ranks make the same calls
-/// in the same order, with any number of tokens each. One thread at a time may be in a call; calls run in
-/// the order in which they were made, whether asynchronous or not.
+/// Dispatch and combine over the ranks of one group. Calls are collective: all ranks make the same
+/// calls in the same order, with any number of tokens each. One thread at a time may be in a call;
+/// calls run in the order in which they were made, whether asynchronous or not.
 ///
-/// A call with bad arguments throws on its rank before any token moves, and on the others with the same
-/// text; the buffer stays usable. A call that a rank misses throws kTimeout (kPeer if the rank is known to
-/// be gone) and ends the use of the buffer: later calls throw the same error.
+/// A call with bad arguments throws on its rank before any token moves, and on the others with the
+/// same text; the buffer stays usable. A call that a rank misses throws kTimeout (kPeer if the rank
+/// is known to be gone) and ends the use of the buffer: later calls throw the same error.
 class EPBuffer {
  public:
   /// Collective. Throws kInvalidArgument that lists what differs between ranks.
@@ -167,24 +179,27 @@ class EPBuffer {
 
   /// Bytes with which calls of this shape find room without asking the system for memory again.
   static BufferSizeHint size_hint(const Topology& logical, int num_max_tokens_per_rank, int hidden,
-                                  int num_topk, bool use_fp8_dispatch, bool allow_multiple_reduction);
+                                  int num_topk, bool use_fp8_dispatch,
+                                  bool allow_multiple_reduction);
 
   PendingDispatch dispatch(const DispatchArgs& args);
   PendingCombine combine(const CombineArgs& args);
 
-  /// Takes part in the next call only to say that this rank can't make it: the peers' call throws kPeer with
-  /// `reason`. For callers that check arguments of their own before they call dispatch or combine.
+  /// Takes part in the next call only to say that this rank can't make it: the peers' call throws
+  /// kPeer with `reason`. For callers that check arguments of their own before they call dispatch
+  /// or combine.
   void refuse_call(const std::string& reason);
 
   /// Makes all ranks wait for each other, after the calls made so far.
   void barrier();
 
-  /// A tensor `[num_rows, num_columns]` in this buffer's window, contents unspecified: expert outputs
-  /// written there are read by the peers in place. Stays valid after destroy(). Local.
+  /// A tensor `[num_rows, num_columns]` in this buffer's window, contents unspecified: expert
+  /// outputs written there are read by the peers in place. Stays valid after destroy(). Local.
   Tensor empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype);
 
-  /// Ends the use of the buffer on this rank, after the calls made so far. Local: waits for no peer. Peers
-  /// that call it later get kPeer. Tensors that it lent stay valid. May be called again.
+  /// Ends the use of the buffer on this rank, after the calls made so far. Local: waits for no
+  /// peer. Peers that call it later get kPeer. Tensors that it lent stay valid. May be called
+  /// again.
   void destroy();
 
   const EPBufferOptions& options() const noexcept;  ///< with num_bytes as chosen
@@ -195,9 +210,10 @@ class EPBuffer {
   std::unique_ptr<EPBackend> backend_;
 };
 
-/// The number of SMs that keeps the links of a rank busy, from a balanced gate; even and at least 4.
-/// `nvlink_gbs`, `rdma_gbs`, ...: GB/s of a rank, 0: the library's own figures. Host only.
-/// f(G) = G * (1 - C(E - E/G, K) / C(E, K)) destinations of a token among G (expected, balanced gate).
+/// The number of SMs that keeps the links of a rank busy, from a balanced gate; even and at
+/// least 4. `nvlink_gbs`, `rdma_gbs`, ...: GB/s of a rank, 0: the library's own figures. Host only.
+/// f(G) = G * (1 - C(E - E/G, K) / C(E, K)) destinations of a token among G (expected, balanced
+/// gate).
 struct SmEstimateArgs {
   Topology physical, logical;
   int num_experts = 0, num_topk = 0;
@@ -207,7 +223,8 @@ struct SmEstimateArgs {
 };
 int theoretical_num_sms(const SmEstimateArgs& args);
 
-/// Queue pairs that a call with `num_sms` can use: direct min(num_sms, 9), hybrid 16 a SM and one more.
+/// Queue pairs that a call with `num_sms` can use: direct min(num_sms, 9), hybrid 16 a SM and one
+/// more.
 int theoretical_num_qps(int num_sms, bool allow_hybrid_mode, int num_allocated_qps);
 
 }  // namespace deep_ep

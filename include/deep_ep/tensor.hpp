@@ -1,5 +1,6 @@
 #pragma once
-// Tensors as the library sees them: an address with dtype, shape and strides, and who keeps it alive.
+// Tensors as the library sees them: an address with dtype, shape and strides, and who keeps it
+// alive.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -40,7 +41,8 @@ struct TensorView {
   std::array<std::int64_t, 2> strides = {1, 1};  ///< in elements
 
   /// A contiguous tensor `[num_rows, num_columns]`.
-  static TensorView matrix(void* data, DType dtype, std::int64_t num_rows, std::int64_t num_columns);
+  static TensorView matrix(void* data, DType dtype, std::int64_t num_rows,
+                           std::int64_t num_columns);
   /// A contiguous tensor `[num_elements]`.
   static TensorView vector(void* data, DType dtype, std::int64_t num_elements);
 
@@ -48,8 +50,8 @@ struct TensorView {
   std::int64_t num_elements() const noexcept { return shape[0] * shape[1]; }
   std::int64_t num_bytes() const noexcept { return num_elements() * size_of(dtype); }
   bool is_contiguous() const noexcept {
-    return num_elements() == 0 || ((shape[1] == 1 || strides[1] == 1) &&
-                                   (shape[0] == 1 || strides[0] == shape[1]));
+    return num_elements() == 0 ||
+           ((shape[1] == 1 || strides[1] == 1) && (shape[0] == 1 || strides[0] == shape[1]));
   }
   template <typename T>
   T* as() const noexcept {

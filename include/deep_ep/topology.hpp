@@ -24,7 +24,8 @@ struct Topology {
 /// Throws kUnsupported unless the ranks of a host are neighbours and all hosts have equally many.
 Topology topology_from_host_ids(int rank_idx, const std::vector<std::string>& host_ids);
 
-/// The topology that the routing uses: the physical one when hybrid mode is allowed, else one domain.
+/// The topology that the routing uses: the physical one when hybrid mode is allowed, else one
+/// domain.
 Topology logical_topology(const Topology& physical, bool allow_hybrid_mode) noexcept;
 
 }  // namespace deep_ep

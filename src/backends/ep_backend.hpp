@@ -27,8 +27,10 @@ class CombineCall {
 class EPBackend {
  public:
   virtual ~EPBackend() = default;
-  virtual std::shared_ptr<DispatchCall> dispatch(const DispatchArgs& args, const DispatchPlan& plan) = 0;
-  virtual std::shared_ptr<CombineCall> combine(const CombineArgs& args, const CombinePlan& plan) = 0;
+  virtual std::shared_ptr<DispatchCall> dispatch(const DispatchArgs& args,
+                                                 const DispatchPlan& plan) = 0;
+  virtual std::shared_ptr<CombineCall> combine(const CombineArgs& args,
+                                               const CombinePlan& plan) = 0;
   /// Takes part in the next call only to say that this rank cannot: the peers throw `reason`.
   virtual void refuse(const char* operation, const std::string& reason) = 0;
   virtual void barrier() = 0;

@@ -35,15 +35,14 @@ EPBuffer::EPBuffer(std::shared_ptr<Bootstrap> bootstrap, const EPBufferOptions& 
 EPBuffer::~EPBuffer() = default;
 
 PendingDispatch EPBuffer::dispatch(const DispatchArgs& args) {
-  const DispatchPlan plan = plan_or_refuse(*backend_, "dispatch", [&] {
-    return plan_dispatch(args, options(), logical_topology());
-  });
+  const DispatchPlan plan = plan_or_refuse(
+      *backend_, "dispatch", [&] { return plan_dispatch(args, options(), logical_topology()); });
   return PendingDispatch(backend_->dispatch(args, plan));
 }
 
 PendingCombine EPBuffer::combine(const CombineArgs& args) {
-  const CombinePlan plan = plan_or_refuse(*backend_, "combine",
-                                          [&] { return plan_combine(args, logical_topology()); });
+  const CombinePlan plan =
+      plan_or_refuse(*backend_, "combine", [&] { return plan_combine(args, logical_topology()); });
   return PendingCombine(backend_->combine(args, plan));
 }
 
@@ -61,7 +60,9 @@ Tensor EPBuffer::empty(std::int64_t num_rows, std::int64_t num_columns, DType dt
 void EPBuffer::destroy() { backend_->destroy(); }
 
 const EPBufferOptions& EPBuffer::options() const noexcept { return backend_->options(); }
-const Topology& EPBuffer::physical_topology() const noexcept { return backend_->physical_topology(); }
+const Topology& EPBuffer::physical_topology() const noexcept {
+  return backend_->physical_topology();
+}
 const Topology& EPBuffer::logical_topology() const noexcept { return backend_->logical_topology(); }
 
 }  // namespace deep_ep

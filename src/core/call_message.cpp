@@ -36,7 +36,8 @@ std::string value_text(const Term& term, std::int64_t value) {
 
 void require_peer(bool condition, int rank_idx, const char* what) {
   if (!condition) {
-    throw Error(ErrorCode::kPeer, concat("rank ", rank_idx, " sent a message that can't be right: ", what));
+    throw Error(ErrorCode::kPeer,
+                concat("rank ", rank_idx, " sent a message that can't be right: ", what));
   }
 }
 
@@ -106,17 +107,20 @@ CallHeader read_header(std::span<const std::byte> message, std::uint64_t call, i
   return header;
 }
 
-void read_counts(std::span<const std::byte> message, const CallHeader& header, const RoutingShape& shape,
-                 int rank_idx, std::span<std::int32_t> row) {
-  require_peer(header.num_counts == shape.num_counts(), rank_idx, "it has the wrong number of counts");
-  require_peer(message.size() >= sizeof(CallHeader) + row.size_bytes(), rank_idx, "its counts are cut off");
+void read_counts(std::span<const std::byte> message, const CallHeader& header,
+                 const RoutingShape& shape, int rank_idx, std::span<std::int32_t> row) {
+  require_peer(header.num_counts == shape.num_counts(), rank_idx,
+               "it has the wrong number of counts");
+  require_peer(message.size() >= sizeof(CallHeader) + row.size_bytes(), rank_idx,
+               "its counts are cut off");
   std::memcpy(row.data(), message.data() + sizeof(CallHeader), row.size_bytes());
-  require_peer(header.num_tokens >= 0 && header.num_tokens <= header.terms.num_max_tokens_per_rank, rank_idx,
-               "it has more tokens than num_max_tokens_per_rank");
+  require_peer(header.num_tokens >= 0 && header.num_tokens <= header.terms.num_max_tokens_per_rank,
+               rank_idx, "it has more tokens than num_max_tokens_per_rank");
   const CountRow counts(shape, row);
   for (int rank = 0; rank < shape.num_ranks(); ++rank) {
     const std::int32_t tokens = counts.tokens_to_rank(rank);
-    require_peer(tokens >= 0 && tokens <= header.num_tokens, rank_idx, "a token count is out of range");
+    require_peer(tokens >= 0 && tokens <= header.num_tokens, rank_idx,
+                 "a token count is out of range");
     require_peer(tokens <= counts.tokens_to_node(shape.node_of(rank)), rank_idx,
                  "a rank gets more tokens than its domain");
   }
@@ -127,10 +131,12 @@ void read_counts(std::span<const std::byte> message, const CallHeader& header, c
   }
   const auto num_local = static_cast<std::size_t>(shape.num_local_experts());
   for (int rank = 0; rank < shape.num_ranks(); ++rank) {
-    const auto own = counts.selections().subspan(static_cast<std::size_t>(rank) * num_local, num_local);
-    require_peer(std::ranges::all_of(own, [&](std::int32_t n) {
-                   return n >= 0 && n <= header.num_tokens * shape.num_topk;
-                 }), rank_idx, "a selection count is out of range");
+    const auto own =
+        counts.selections().subspan(static_cast<std::size_t>(rank) * num_local, num_local);
+    require_peer(
+        std::ranges::all_of(
+            own, [&](std::int32_t n) { return n >= 0 && n <= header.num_tokens * shape.num_topk; }),
+        rank_idx, "a selection count is out of range");
     const std::int64_t sum = std::accumulate(own.begin(), own.end(), std::int64_t{0});
     const std::int64_t tokens = counts.tokens_to_rank(rank);
     require_peer(sum >= tokens && sum <= tokens * shape.num_topk, rank_idx,
@@ -141,17 +147,20 @@ void read_counts(std::span<const std::byte> message, const CallHeader& header, c
 std::optional<CallProblem> find_problem(std::span<const CallHeader> headers) {
   for (std::size_t rank = 0; rank < headers.size(); ++rank) {
     if (headers[rank].terms.operation == static_cast<std::int64_t>(Operation::kRefused)) {
-      return CallProblem{.is_refusal = true,
-                         .text = concat("rank ", rank, " refused it: ", headers[rank].reason.data())};
+      return CallProblem{
+          .is_refusal = true,
+          .text = concat("rank ", rank, " refused it: ", headers[rank].reason.data())};
     }
   }
   std::string text;
   for (const Term& term : kTerms) {
     const auto value = [&](const CallHeader& header) { return header.terms.*term.value; };
-    if (std::ranges::all_of(headers, [&](const auto& h) { return value(h) == value(headers[0]); })) continue;
+    if (std::ranges::all_of(headers, [&](const auto& h) { return value(h) == value(headers[0]); }))
+      continue;
     text += concat(text.empty() ? "" : "; ", term.name, " must be equal on all ranks, got");
     for (std::size_t rank = 0; rank < headers.size(); ++rank) {
-      text += concat(rank == 0 ? " " : ", ", value_text(term, value(headers[rank])), " on rank ", rank);
+      text +=
+          concat(rank == 0 ? " " : ", ", value_text(term, value(headers[rank])), " on rank ", rank);
     }
     if (term.value == &CallTerms::operation) break;  // the other terms then mean nothing
   }

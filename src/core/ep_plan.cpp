@@ -18,17 +18,19 @@ std::string shape_text(const TensorView& view) {
   return text + "] " + name_of(view.dtype);
 }
 
-void require_matrix(const char* name, const TensorView& view, std::int64_t rows, std::int64_t columns,
-                    DType dtype) {
-  require(view.num_dims == 2 && view.shape[0] == rows && view.shape[1] == columns && view.dtype == dtype,
-          name, " must be [", rows, ", ", columns, "] ", name_of(dtype), ", got ", shape_text(view));
+void require_matrix(const char* name, const TensorView& view, std::int64_t rows,
+                    std::int64_t columns, DType dtype) {
+  require(view.num_dims == 2 && view.shape[0] == rows && view.shape[1] == columns &&
+              view.dtype == dtype,
+          name, " must be [", rows, ", ", columns, "] ", name_of(dtype), ", got ",
+          shape_text(view));
   require(view.is_contiguous(), name, " must be contiguous, got strides (", view.strides[0], ", ",
           view.strides[1], ") for shape ", shape_text(view));
 }
 
 void require_vector(const char* name, const TensorView& view, std::int64_t size, DType dtype) {
-  require(view.num_dims == 1 && view.shape[0] == size && view.dtype == dtype, name, " must be [", size,
-          "] ", name_of(dtype), ", got ", shape_text(view));
+  require(view.num_dims == 1 && view.shape[0] == size && view.dtype == dtype, name, " must be [",
+          size, "] ", name_of(dtype), ", got ", shape_text(view));
   require(view.is_contiguous(), name, " must be contiguous, got stride ", view.strides[0]);
 }
 
@@ -42,22 +44,23 @@ void check_x(const DispatchArgs& args, DispatchPlan& plan) {
   require(x.num_dims == 2 && (x.dtype == DType::kBFloat16 || x.dtype == DType::kFloat8E4M3 ||
                               x.dtype == DType::kUInt8),
           "x must be [num_tokens, hidden] bfloat16, float8_e4m3fn or uint8, got ", shape_text(x));
-  require(x.is_contiguous(), "x must be contiguous, got strides (", x.strides[0], ", ", x.strides[1],
-          ") for shape ", shape_text(x));
+  require(x.is_contiguous(), "x must be contiguous, got strides (", x.strides[0], ", ",
+          x.strides[1], ") for shape ", shape_text(x));
   plan.num_tokens = x.shape[0];
   plan.hidden = x.shape[1];
   plan.x_dtype = x.dtype;
   plan.row_bytes = plan.hidden * size_of(x.dtype);
   require(plan.row_bytes > 0 && plan.row_bytes % 2 == 0,
-          "a row of x must have a positive, even number of bytes, got ", plan.row_bytes, " for shape ",
-          shape_text(x));
+          "a row of x must have a positive, even number of bytes, got ", plan.row_bytes,
+          " for shape ", shape_text(x));
   if (!args.x_sf.is_given()) return;
   const TensorView& sf = args.x_sf;
-  require(x.dtype != DType::kBFloat16, "scale factors go with float8_e4m3fn (or uint8) data, got x ",
-          shape_text(x));
+  require(x.dtype != DType::kBFloat16,
+          "scale factors go with float8_e4m3fn (or uint8) data, got x ", shape_text(x));
   require(sf.num_dims == 2 && sf.shape[0] == plan.num_tokens && sf.shape[1] > 0 &&
               (sf.dtype == DType::kFloat32 || sf.dtype == DType::kInt32),
-          "scale factors must be [", plan.num_tokens, ", packs] float32 or int32, got ", shape_text(sf));
+          "scale factors must be [", plan.num_tokens, ", packs] float32 or int32, got ",
+          shape_text(sf));
   plan.num_sf_packs = sf.shape[1];
   plan.sf_dtype = sf.dtype;
 }
@@ -92,19 +95,19 @@ void check_ids(const DispatchArgs& args, const DispatchPlan& plan) {
   }
 }
 
-void check_routing(const DispatchArgs& args, const EPBufferOptions& options, const Topology& logical,
-                   DispatchPlan& plan) {
+void check_routing(const DispatchArgs& args, const EPBufferOptions& options,
+                   const Topology& logical, DispatchPlan& plan) {
   RoutingShape& shape = plan.shape;
   const TensorView& ids = args.topk_idx;
   shape.topology = logical;
   require(ids.num_dims == 2 && (ids.dtype == DType::kInt64 || ids.dtype == DType::kInt32),
           "topk_idx must be [num_tokens, num_topk] int64 or int32, got ", shape_text(ids));
-  require(ids.shape[0] == plan.num_tokens, "topk_idx must have a row for each of the ", plan.num_tokens,
-          " tokens of x, got ", shape_text(ids));
+  require(ids.shape[0] == plan.num_tokens, "topk_idx must have a row for each of the ",
+          plan.num_tokens, " tokens of x, got ", shape_text(ids));
   require(ids.is_contiguous(), "topk_idx must be contiguous, got strides (", ids.strides[0], ", ",
           ids.strides[1], ")");
-  require(ids.shape[1] >= 1 && ids.shape[1] <= kMaxTopk, "num_topk must be 1 to ", kMaxTopk, ", got ",
-          ids.shape[1]);
+  require(ids.shape[1] >= 1 && ids.shape[1] <= kMaxTopk, "num_topk must be 1 to ", kMaxTopk,
+          ", got ", ids.shape[1]);
   shape.num_topk = static_cast<int>(ids.shape[1]);
   plan.idx_dtype = ids.dtype;
 
@@ -119,8 +122,9 @@ void check_routing(const DispatchArgs& args, const EPBufferOptions& options, con
   require(shape.expert_alignment >= 1, "expert_alignment must be at least 1, got ",
           args.expert_alignment);
   shape.do_expand = args.do_expand;
-  plan.num_max_tokens_per_rank = args.num_max_tokens_per_rank != 0 ? args.num_max_tokens_per_rank
-                                                                   : options.num_max_tokens_per_rank;
+  plan.num_max_tokens_per_rank = args.num_max_tokens_per_rank != 0
+                                     ? args.num_max_tokens_per_rank
+                                     : options.num_max_tokens_per_rank;
   plan.has_exact_counts = args.do_cpu_sync;
   plan.num_sms = args.num_sms != 0 ? even_sms(args.num_sms)
                                    : theoretical_num_sms({.physical = logical,
@@ -138,8 +142,8 @@ void take_routing(const DispatchArgs& args, const Topology& logical, DispatchPla
            .expert_alignment = handle.expert_alignment,
            .do_expand = handle.do_expand};
   require(!args.topk_idx.is_given(), "topk_idx comes from the handle: pass one of both, not both");
-  require(args.num_experts == 0 || args.num_experts == handle.num_experts, "num_experts must be the handle's ",
-          handle.num_experts, ", got ", args.num_experts);
+  require(args.num_experts == 0 || args.num_experts == handle.num_experts,
+          "num_experts must be the handle's ", handle.num_experts, ", got ", args.num_experts);
   require(args.num_max_tokens_per_rank == 0 ||
               args.num_max_tokens_per_rank == handle.num_max_tokens_per_rank,
           "num_max_tokens_per_rank must be the handle's ", handle.num_max_tokens_per_rank, ", got ",
@@ -151,8 +155,9 @@ void take_routing(const DispatchArgs& args, const Topology& logical, DispatchPla
           ", got ", args.do_expand);
   require(plan.num_tokens == handle.num_tokens, "x must have the ", handle.num_tokens,
           " tokens of the handle's dispatch, got ", plan.num_tokens);
-  require(!args.cumulative_local_expert_recv_stats.is_given(),
-          "cumulative_local_expert_recv_stats does not go with a handle: its dispatch counted already");
+  require(
+      !args.cumulative_local_expert_recv_stats.is_given(),
+      "cumulative_local_expert_recv_stats does not go with a handle: its dispatch counted already");
   plan.num_max_tokens_per_rank = handle.num_max_tokens_per_rank;
   plan.idx_dtype = handle.idx_dtype;
   plan.has_exact_counts = handle.has_exact_counts;
@@ -184,11 +189,14 @@ DispatchPlan plan_dispatch(const DispatchArgs& args, const EPBufferOptions& opti
     check_routing(args, options, logical, plan);
   }
   const std::int64_t capacity = plan.num_max_tokens_per_rank;
-  require(capacity > 0, "num_max_tokens_per_rank must be given to the buffer or to the call, got ", capacity);
-  require(plan.num_tokens <= capacity, "x has ", plan.num_tokens, " tokens, more than num_max_tokens_per_rank ",
-          capacity, " on rank ", logical.rank_idx, ": raise it on all ranks");
+  require(capacity > 0, "num_max_tokens_per_rank must be given to the buffer or to the call, got ",
+          capacity);
+  require(plan.num_tokens <= capacity, "x has ", plan.num_tokens,
+          " tokens, more than num_max_tokens_per_rank ", capacity, " on rank ", logical.rank_idx,
+          ": raise it on all ranks");
   require(capacity * logical.num_ranks <= std::numeric_limits<std::int32_t>::max(),
-          "num_max_tokens_per_rank * num_ranks must fit 31 bits, got ", capacity, " * ", logical.num_ranks);
+          "num_max_tokens_per_rank * num_ranks must fit 31 bits, got ", capacity, " * ",
+          logical.num_ranks);
   require(!args.do_zero_padding || plan.shape.do_expand, "do_zero_padding goes with do_expand");
   if (args.topk_weights.is_given()) {
     plan.has_weights = true;
@@ -200,7 +208,8 @@ DispatchPlan plan_dispatch(const DispatchArgs& args, const EPBufferOptions& opti
                    plan.shape.num_local_experts(), DType::kInt32);
   }
   require(worst_case_rows(plan.shape, capacity) <= std::numeric_limits<std::int32_t>::max(),
-          "expanded rows must fit 31 bits, got a worst case of ", worst_case_rows(plan.shape, capacity));
+          "expanded rows must fit 31 bits, got a worst case of ",
+          worst_case_rows(plan.shape, capacity));
   if (!plan.is_cached) check_ids(args, plan);
   return plan;
 }
@@ -222,10 +231,11 @@ CombinePlan plan_combine(const CombineArgs& args, const Topology& logical) {
           "x must be [rows, hidden] bfloat16, got ", shape_text(args.x));
   require(args.x.is_contiguous(), "x must be contiguous, got strides (", args.x.strides[0], ", ",
           args.x.strides[1], ") for shape ", shape_text(args.x));
-  const std::int64_t num_rows = handle.do_expand ? handle.num_expanded_tokens : handle.num_recv_tokens;
+  const std::int64_t num_rows =
+      handle.do_expand ? handle.num_expanded_tokens : handle.num_recv_tokens;
   require(handle.do_expand ? plan.num_rows >= num_rows : plan.num_rows == num_rows, "x must have ",
-          handle.do_expand ? "at least " : "", "the ", num_rows, " rows that dispatch returned, got ",
-          plan.num_rows);
+          handle.do_expand ? "at least " : "", "the ", num_rows,
+          " rows that dispatch returned, got ", plan.num_rows);
   if (args.topk_weights.is_given()) {
     plan.has_weights = true;
     if (handle.do_expand) {
@@ -236,7 +246,8 @@ CombinePlan plan_combine(const CombineArgs& args, const Topology& logical) {
     }
   }
   for (const TensorView& bias : args.bias) {
-    if (bias.is_given()) require_matrix("bias", bias, plan.num_tokens, plan.hidden, DType::kBFloat16);
+    if (bias.is_given())
+      require_matrix("bias", bias, plan.num_tokens, plan.hidden, DType::kBFloat16);
   }
   require(!args.defer_epilogue || args.is_async, "defer_epilogue goes with an asynchronous call");
   if (args.num_sms != 0) static_cast<void>(even_sms(args.num_sms));
@@ -254,15 +265,17 @@ EPBufferOptions check_options(const EPBufferOptions& options, const Topology& lo
           options.num_max_tokens_per_rank, " and ", options.hidden);
   require(options.num_topk >= 0 && options.num_topk <= kMaxTopk, "num_topk must be 0 to ", kMaxTopk,
           ", got ", options.num_topk);
-  require(options.timeout_secs > 0, "the time limit must be positive, got ", options.timeout_secs, " s");
+  require(options.timeout_secs > 0, "the time limit must be positive, got ", options.timeout_secs,
+          " s");
   EPBufferOptions checked = options;
   if (checked.num_bytes == 0) {
     require(options.num_max_tokens_per_rank > 0 && options.hidden > 0,
             "without num_bytes, num_max_tokens_per_rank and hidden must be positive, got ",
             options.num_max_tokens_per_rank, " and ", options.hidden);
     checked.num_bytes =
-        EPBuffer::size_hint(logical, options.num_max_tokens_per_rank, options.hidden, options.num_topk,
-                            options.use_fp8_dispatch, options.allow_multiple_reduction)
+        EPBuffer::size_hint(logical, options.num_max_tokens_per_rank, options.hidden,
+                            options.num_topk, options.use_fp8_dispatch,
+                            options.allow_multiple_reduction)
             .num_bytes;
   }
   return checked;

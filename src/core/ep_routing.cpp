@@ -60,7 +60,8 @@ ReceiveCounts receive_counts(const CountMatrix& counts, int rank_idx) {
     const CountRow row = counts.row(source);
     result.tokens_from_source.push_back(row.tokens_to_rank(rank_idx));
     result.num_tokens += row.tokens_to_rank(rank_idx);
-    const auto own = row.selections().subspan(static_cast<std::size_t>(rank_idx) * num_local, num_local);
+    const auto own =
+        row.selections().subspan(static_cast<std::size_t>(rank_idx) * num_local, num_local);
     for (std::size_t e = 0; e < num_local; ++e) result.expert_counts[e] += own[e];
   }
   for (std::size_t e = 0; e < num_local; ++e) {
@@ -70,8 +71,8 @@ ReceiveCounts receive_counts(const CountMatrix& counts, int rank_idx) {
   return result;
 }
 
-Routing place_tokens(const CountMatrix& counts, int source, const TopkIds& ids, std::int64_t num_tokens,
-                     int first_rank, int last_rank) {
+Routing place_tokens(const CountMatrix& counts, int source, const TopkIds& ids,
+                     std::int64_t num_tokens, int first_rank, int last_rank) {
   const RoutingShape& shape = counts.shape();
   const int num_local = shape.num_local_experts();
 
@@ -125,13 +126,15 @@ Routing place_tokens(const CountMatrix& counts, int source, const TopkIds& ids, 
         lane.token_row = twin->token_row;
         twin->is_master = false;
       }
-      lane.row = shape.do_expand ? next_expert_row[static_cast<std::size_t>(expert)]++ : lane.token_row;
+      lane.row =
+          shape.do_expand ? next_expert_row[static_cast<std::size_t>(expert)]++ : lane.token_row;
     }
   }
   return routing;
 }
 
-std::int64_t worst_case_rows(const RoutingShape& shape, std::int64_t num_max_tokens_per_rank) noexcept {
+std::int64_t worst_case_rows(const RoutingShape& shape,
+                             std::int64_t num_max_tokens_per_rank) noexcept {
   const std::int64_t num_tokens = shape.num_ranks() * num_max_tokens_per_rank;
   if (!shape.do_expand) return num_tokens;
   const std::int64_t num_local = shape.num_local_experts();

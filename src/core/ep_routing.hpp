@@ -1,9 +1,10 @@
 #pragma once
 // Where every token goes: counts of all ranks in, final rows out. Every rank computes the same.
 //
-// Compact rows of a rank are ordered by (source rank, token); expanded rows by (expert, source rank, token,
-// lane), each expert's rows padded to a multiple of the alignment. So the first row of a source is a sum
-// over the sources before it, and a sender knows the final row of each token without asking.
+// Compact rows of a rank are ordered by (source rank, token); expanded rows by (expert, source
+// rank, token, lane), each expert's rows padded to a multiple of the alignment. So the first row of
+// a source is a sum over the sources before it, and a sender knows the final row of each token
+// without asking.
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -60,9 +61,12 @@ class TopkIds {
 class CountRow {
  public:
   CountRow(const RoutingShape& shape, std::span<const std::int32_t> values)
-      : values_(values), num_ranks_(static_cast<std::size_t>(shape.topology.num_ranks)),
+      : values_(values),
+        num_ranks_(static_cast<std::size_t>(shape.topology.num_ranks)),
         num_nodes_(static_cast<std::size_t>(shape.topology.num_scaleout_ranks)) {}
-  std::int32_t tokens_to_rank(int rank_idx) const { return values_[static_cast<std::size_t>(rank_idx)]; }
+  std::int32_t tokens_to_rank(int rank_idx) const {
+    return values_[static_cast<std::size_t>(rank_idx)];
+  }
   std::int32_t tokens_to_node(int node) const {
     return values_[num_ranks_ + static_cast<std::size_t>(node)];
   }
@@ -109,8 +113,8 @@ struct Lane {
   std::int32_t rank = -1;       ///< rank of the expert; -1: no expert, or not in the asked range
   std::int32_t expert = -1;     ///< global id, or -1
   std::int32_t token_row = -1;  ///< row of the token in the compact order of that rank
-  std::int32_t row = -1;        ///< row of the lane in that rank's output: token_row, or its expanded row
-  bool is_master = false;       ///< the highest lane of its token on that rank
+  std::int32_t row = -1;  ///< row of the lane in that rank's output: token_row, or its expanded row
+  bool is_master = false;  ///< the highest lane of its token on that rank
 };
 
 /// The way of some tokens of one source.
@@ -125,12 +129,14 @@ struct Routing {
   }
 };
 
-/// Places the tokens of `source`, looking only at experts on ranks [first_rank, last_rank). The tokens must
-/// be all those of the source that select such an expert, in order; others may be among them.
-Routing place_tokens(const CountMatrix& counts, int source, const TopkIds& ids, std::int64_t num_tokens,
-                     int first_rank, int last_rank);
+/// Places the tokens of `source`, looking only at experts on ranks [first_rank, last_rank). The
+/// tokens must be all those of the source that select such an expert, in order; others may be among
+/// them.
+Routing place_tokens(const CountMatrix& counts, int source, const TopkIds& ids,
+                     std::int64_t num_tokens, int first_rank, int last_rank);
 
 /// Number of rows in an output without CPU sync: R * M, or the aligned worst case of expanded rows.
-std::int64_t worst_case_rows(const RoutingShape& shape, std::int64_t num_max_tokens_per_rank) noexcept;
+std::int64_t worst_case_rows(const RoutingShape& shape,
+                             std::int64_t num_max_tokens_per_rank) noexcept;
 
 }  // namespace deep_ep

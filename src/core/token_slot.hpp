@@ -1,5 +1,6 @@
 #pragma once
-// The bytes of one token on its way between domains: the one place where sender and forwarder agree.
+// The bytes of one token on its way between domains: the one place where sender and forwarder
+// agree.
 #include <cstdint>
 
 #include "core/ep_plan.hpp"

@@ -191,6 +191,10 @@ void bind_buffer(nb::module_& module) {
            "bias_1"_a.none() = nb::none(), "num_sms"_a = 0, "is_async"_a = false,
            "defer_epilogue"_a = false, "previous_event"_a.none() = nb::none(),
            "keep_alive"_a.none() = nb::none())
+      .def(
+          "refuse_call",
+          [](const PyBuffer& self, const std::string& reason) { self->refuse_call(reason); },
+          "reason"_a, "Takes part in the next call only to say that this rank can't make it.")
       .def("barrier",
            [](const PyBuffer& self) {
              const Unlocked unlocked;

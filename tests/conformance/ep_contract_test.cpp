@@ -134,8 +134,8 @@ TEST(EpContractTest, WhatFollowsARefusedAsyncCallIsRefusedToo) {
 
     // The handle of that dispatch, on one rank only: the other makes a call that would be right.
     const auto handle = rank.dispatch({});
-    const Tensor x = buffer.empty(refuses ? handle->num_recv_tokens : outputs.handle->num_recv_tokens, 16,
-                                  DType::kBFloat16);
+    const Tensor x = buffer.empty(
+        refuses ? handle->num_recv_tokens : outputs.handle->num_recv_tokens, 16, DType::kBFloat16);
     CombineArgs combine;
     combine.x = x.view;
     combine.handle = refuses ? handle : outputs.handle;

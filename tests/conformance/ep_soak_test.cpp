@@ -33,7 +33,8 @@ class Rank {
         num_ranks_(bootstrap->num_ranks()),
         same_routing_(same_routing),
         random_(static_cast<unsigned>(rank_)),
-        buffer_(bootstrap, {.num_max_tokens_per_rank = kMaxTokens, .hidden = kHidden, .num_topk = kNumTopk}) {}
+        buffer_(bootstrap,
+                {.num_max_tokens_per_rank = kMaxTokens, .hidden = kHidden, .num_topk = kNumTopk}) {}
 
   void run(int num_rounds) {
     for (int round = 0; round < num_rounds; round += 2) {
@@ -53,7 +54,8 @@ class Rank {
  private:
   // Sometimes late, by a little or by several rounds of the others.
   void drift() {
-    if (random_() % 64 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random_() % 1500));
+    if (random_() % 64 == 0)
+      std::this_thread::sleep_for(std::chrono::microseconds(random_() % 1500));
   }
 
   DispatchOutputs dispatch(int round) {
@@ -62,10 +64,12 @@ class Rank {
     ids_.resize(static_cast<std::size_t>(num_tokens * kNumTopk));
     for (int token = 0; token < num_tokens; ++token) {
       for (int h = 0; h < kHidden; ++h) {
-        x_[static_cast<std::size_t>(token * kHidden + h)] = bf16_from_float(value_of(round, rank_, token));
+        x_[static_cast<std::size_t>(token * kHidden + h)] =
+            bf16_from_float(value_of(round, rank_, token));
       }
       for (int lane = 0; lane < kNumTopk; ++lane) {
-        ids_[static_cast<std::size_t>(token * kNumTopk + lane)] = expert_of(round, rank_, token, lane, same_routing_);
+        ids_[static_cast<std::size_t>(token * kNumTopk + lane)] =
+            expert_of(round, rank_, token, lane, same_routing_);
       }
     }
     DispatchArgs args;
@@ -92,14 +96,16 @@ class Rank {
       for (int token = 0; token < num_tokens_of(same_routing_ ? 0 : round, source); ++token) {
         if (!ranks_of(round, source, token).contains(rank_)) continue;
         for (int h = 0; h < kHidden; ++h) {
-          ASSERT_EQ(float_from_bf16(received.recv_x.as<std::uint16_t>()[row * kHidden + h]), value_of(round, source, token))
+          ASSERT_EQ(float_from_bf16(received.recv_x.as<std::uint16_t>()[row * kHidden + h]),
+                    value_of(round, source, token))
               << "round " << round << ", rank " << rank_ << ", row " << row << ", element " << h;
         }
         ++row;
       }
     }
     const auto* psum = received.handle->psum_num_recv_tokens_per_scaleup_rank.as<std::int32_t>();
-    ASSERT_EQ(psum[buffer_.logical_topology().num_scaleup_ranks - 1], row) << "round " << round << ", rank " << rank_;
+    ASSERT_EQ(psum[buffer_.logical_topology().num_scaleup_ranks - 1], row)
+        << "round " << round << ", rank " << rank_;
   }
 
   void combine_and_check(int round, const DispatchOutputs& received) {
@@ -128,10 +134,11 @@ class Rank {
 class EpSoakTest : public ::testing::TestWithParam<bool> {};
 
 TEST_P(EpSoakTest, TenThousandRoundsOfDriftingRanksAreAllRight) {
-  const auto failures = testing::run_ranks({.num_ranks = 4, .host_ids = {}, .timeout = std::chrono::seconds(60)},
-                                           [](std::shared_ptr<Bootstrap> bootstrap) {
-                                             Rank(std::move(bootstrap), GetParam()).run(10000);
-                                           });
+  const auto failures =
+      testing::run_ranks({.num_ranks = 4, .host_ids = {}, .timeout = std::chrono::seconds(60)},
+                         [](std::shared_ptr<Bootstrap> bootstrap) {
+                           Rank(std::move(bootstrap), GetParam()).run(10000);
+                         });
   for (const auto& failure : failures) ADD_FAILURE() << failure;
 }
 
@@ -140,9 +147,9 @@ INSTANTIATE_TEST_SUITE_P(Routing, EpSoakTest, ::testing::Bool(), [](const auto& 
 });
 
 TEST(EpDomainSoakTest, DomainsDriftApartToo) {
-  const auto failures = testing::run_ranks(testing::make_rank_group(2, 2), [](std::shared_ptr<Bootstrap> bootstrap) {
-    Rank(std::move(bootstrap), false).run(3000);
-  });
+  const auto failures = testing::run_ranks(
+      testing::make_rank_group(2, 2),
+      [](std::shared_ptr<Bootstrap> bootstrap) { Rank(std::move(bootstrap), false).run(3000); });
   for (const auto& failure : failures) ADD_FAILURE() << failure;
 }
 

@@ -10,9 +10,10 @@ namespace deep_ep {
 namespace {
 
 struct CallMessageTest : testing::Test {
-  RoutingShape shape{.topology = {.rank_idx = 0, .num_ranks = 2, .num_scaleout_ranks = 1, .num_scaleup_ranks = 2},
-                     .num_experts = 4,
-                     .num_topk = 2};
+  RoutingShape shape{
+      .topology = {.rank_idx = 0, .num_ranks = 2, .num_scaleout_ranks = 1, .num_scaleup_ranks = 2},
+      .num_experts = 4,
+      .num_topk = 2};
   CallHeader header = [this] {
     CallHeader h;
     h.call = 7;
@@ -23,7 +24,8 @@ struct CallMessageTest : testing::Test {
     return h;
   }();
   std::vector<std::int32_t> counts = {2, 3, 3, 2, 1, 0, 4};  // ranks, domain, experts
-  std::vector<std::byte> bytes = std::vector<std::byte>(static_cast<std::size_t>(max_message_bytes(2)));
+  std::vector<std::byte> bytes =
+      std::vector<std::byte>(static_cast<std::size_t>(max_message_bytes(2)));
 
   bool reads_counts() {
     write_message(bytes, header, counts);
@@ -65,7 +67,8 @@ TEST_F(CallMessageTest, SaysWhoDiffersInWhat) {
   const auto problem = find_problem(std::vector<CallHeader>{header, other});
   ASSERT_TRUE(problem);
   EXPECT_FALSE(problem->is_refusal);
-  EXPECT_EQ(problem->text, "num_max_tokens_per_rank must be equal on all ranks, got 8 on rank 0, 16 on rank 1");
+  EXPECT_EQ(problem->text,
+            "num_max_tokens_per_rank must be equal on all ranks, got 8 on rank 0, 16 on rank 1");
 }
 
 TEST_F(CallMessageTest, AnotherOperationIsTheOnlyDifferenceNamed) {
@@ -74,7 +77,8 @@ TEST_F(CallMessageTest, AnotherOperationIsTheOnlyDifferenceNamed) {
   other.terms.row_bytes = 99;
   const auto problem = find_problem(std::vector<CallHeader>{header, other});
   ASSERT_TRUE(problem);
-  EXPECT_EQ(problem->text, "operation must be equal on all ranks, got dispatch on rank 0, combine on rank 1");
+  EXPECT_EQ(problem->text,
+            "operation must be equal on all ranks, got dispatch on rank 0, combine on rank 1");
 }
 
 }  // namespace

@@ -9,16 +9,18 @@ namespace {
 
 // Two ranks of two experts; rank 0 has two tokens, rank 1 one.
 struct EpRoutingTest : testing::Test {
-  RoutingShape shape{.topology = {.rank_idx = 0, .num_ranks = 2, .num_scaleout_ranks = 1, .num_scaleup_ranks = 2},
-                     .num_experts = 4,
-                     .num_topk = 3,
-                     .expert_alignment = 4,
-                     .do_expand = true};
+  RoutingShape shape{
+      .topology = {.rank_idx = 0, .num_ranks = 2, .num_scaleout_ranks = 1, .num_scaleup_ranks = 2},
+      .num_experts = 4,
+      .num_topk = 3,
+      .expert_alignment = 4,
+      .do_expand = true};
   std::vector<std::int64_t> ids0 = {2, 0, 3, 2, 2, -1};  // token 1 selects expert 2 twice
   std::vector<std::int64_t> ids1 = {3, -1, 1};
 
   TopkIds ids(std::vector<std::int64_t>& values) const {
-    return TopkIds(TensorView::matrix(values.data(), DType::kInt64, static_cast<std::int64_t>(values.size()) / 3, 3));
+    return TopkIds(TensorView::matrix(values.data(), DType::kInt64,
+                                      static_cast<std::int64_t>(values.size()) / 3, 3));
   }
   CountMatrix counts() {
     CountMatrix matrix(shape);
@@ -58,7 +60,8 @@ TEST_F(EpRoutingTest, PlacesByExpertSourceTokenAndLane) {
 TEST_F(EpRoutingTest, TheHighestLaneOfARankIsTheMaster) {
   const Routing routing = place_tokens(counts(), 0, ids(ids0), 2, 0, 2);
   const std::vector<bool> masters = {false, true, true, false, true, false};
-  for (std::size_t i = 0; i < masters.size(); ++i) EXPECT_EQ(routing.lanes[i].is_master, masters[i]) << i;
+  for (std::size_t i = 0; i < masters.size(); ++i)
+    EXPECT_EQ(routing.lanes[i].is_master, masters[i]) << i;
 }
 
 TEST_F(EpRoutingTest, LooksOnlyAtTheAskedRanks) {

@@ -10,11 +10,12 @@
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   using namespace deep_ep;
   const std::span<const std::byte> message(reinterpret_cast<const std::byte*>(data), size);
-  const RoutingShape shape{.topology = {.rank_idx = 0, .num_ranks = 4, .num_scaleout_ranks = 2, .num_scaleup_ranks = 2},
-                           .num_experts = 8,
-                           .num_topk = 2,
-                           .expert_alignment = 4,
-                           .do_expand = true};
+  const RoutingShape shape{
+      .topology = {.rank_idx = 0, .num_ranks = 4, .num_scaleout_ranks = 2, .num_scaleup_ranks = 2},
+      .num_experts = 8,
+      .num_topk = 2,
+      .expert_alignment = 4,
+      .do_expand = true};
   try {
     // The call number is what the reader expects: take it from the bytes so that more is reached.
     std::uint64_t call = 0;

@@ -12,17 +12,18 @@ import math
 import os
 import sys
 import warnings
-from functools import cached_property
+from contextlib import contextmanager
 from operator import index
 from typing import TYPE_CHECKING, Any
 
 from deep_ep import _core, comm
 from deep_ep._core import ContractError
+from deep_ep.buffers.ep_handle import EPHandle
 from deep_ep.glue import load_torch_glue, outside_graphs
 from deep_ep.utils.event import EventHandle, EventOverlap, core_event_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
 
@@ -34,107 +35,6 @@ __all__ = ["EPBuffer", "EPHandle"]
 # Queue pairs of a NIC that the original reserves if asked for none; CPU ranks use no NIC.
 NUM_QPS_HYBRID = 129
 NUM_QPS_DIRECT = 17
-
-
-class EPHandle:
-    """The routing of one dispatch: what combine and cached dispatches of the same tokens need.
-
-    It may be used any number of times, also after other calls, and is freed with its last
-    reference. Rows are ordered by source rank, then token, also with several scale-up domains: of
-    `psum_num_recv_tokens_per_scaleup_rank` then only the last entry bounds rows. Tensors of an
-    asynchronous dispatch are valid once its event is done.
-    """
-
-    def __init__(self, core: _core.EPHandle, topk_idx: torch.Tensor) -> None:
-        self._core = core
-        self._topk_idx = topk_idx
-        self._topk_idx_version = _version_of(topk_idx)
-
-    @property
-    def topk_idx(self) -> torch.Tensor:
-        """The very tensor that was dispatched with, `[T, K]`.
-
-        Raises:
-            ContractError: It was modified since.
-        """
-        if _version_of(self._topk_idx) != self._topk_idx_version:
-            raise ContractError("topk_idx must not be modified while the EP handle is in use")
-        return self._topk_idx
-
-    @property
-    def do_expand(self) -> bool:
-        """Whether there is one row for each pair of token and local expert."""
-        return self._core.do_expand
-
-    @property
-    def num_experts(self) -> int:
-        """E, over all ranks."""
-        return self._core.num_experts
-
-    @property
-    def expert_alignment(self) -> int:
-        """A: rows of an expert are counted, and start if expanded, in multiples of it."""
-        return self._core.expert_alignment
-
-    @property
-    def num_max_tokens_per_rank(self) -> int:
-        """M."""
-        return self._core.num_max_tokens_per_rank
-
-    @property
-    def num_sms(self) -> int:
-        """Worker threads of the dispatch, and of calls with this handle that name no number."""
-        return self._core.num_sms
-
-    @property
-    def num_recv_tokens(self) -> int:
-        """N, or `R * M` without CPU sync."""
-        return self._core.num_recv_tokens
-
-    @property
-    def num_expanded_tokens(self) -> int:
-        """The sum of aligned expert counts, or its worst case without CPU sync."""
-        return self._core.num_expanded_tokens
-
-    @cached_property
-    def num_recv_tokens_per_expert_list(self) -> list[int]:
-        """Received tokens of each local expert, aligned, L numbers; empty without CPU sync."""
-        return self._core.num_recv_tokens_per_expert_list
-
-    @cached_property
-    def psum_num_recv_tokens_per_scaleup_rank(self) -> torch.Tensor:
-        """`[scale-up ranks]` int32: inclusive prefix sum of received tokens by source, up to N."""
-        return self._tensor("psum_num_recv_tokens_per_scaleup_rank")
-
-    @cached_property
-    def psum_num_recv_tokens_per_expert(self) -> torch.Tensor:
-        """`[L]` int32: inclusive prefix sum of aligned counts; expanded: end of each expert's rows.
-
-        Expanded rows of expert e start at the end of expert e - 1, rounded up to the alignment.
-        """
-        return self._tensor("psum_num_recv_tokens_per_expert")
-
-    @cached_property
-    def num_unaligned_recv_tokens_per_expert(self) -> torch.Tensor:
-        """`[L]` int32: received tokens of each local expert."""
-        return self._tensor("num_unaligned_recv_tokens_per_expert")
-
-    @cached_property
-    def recv_src_metadata(self) -> torch.Tensor:
-        """`[N, K + 2]` int32 (`R * M` rows without CPU sync), one row a received token.
-
-        Global token id; source rank * K + highest lane on this rank; the row of each lane in an
-        expanded output (unspecified if compact), -1 for lanes on other ranks.
-        """
-        return self._tensor("recv_src_metadata")
-
-    @cached_property
-    def dst_buffer_slot_idx(self) -> torch.Tensor:
-        """`[T, K]` int32: the row of each lane in the output of its expert's rank, -1 if none."""
-        return self._tensor("dst_rows")
-
-    def _tensor(self, name: str) -> torch.Tensor:
-        return load_torch_glue("EPHandle").to_torch(getattr(self._core, name))
 
 
 class EPBuffer:
@@ -212,7 +112,7 @@ class EPBuffer:
             allow_hybrid_mode: Route in two levels when there are several scale-up domains.
             allow_multiple_reduction: Rows of one token may be summed and rounded to BF16 on their
                 way. False: one rounding, more traffic.
-            prefer_overlap_with_compute: Estimate few worker threads, see `get_theoretical_num_sms`.
+            prefer_overlap_with_compute: Estimate few SMs, see `get_theoretical_num_sms`.
             sl_idx: No effect: service level of a NIC.
             num_allocated_qps: Queue pairs of a NIC; 0: automatic. CPU ranks use none.
             num_cpu_timeout_secs: Limit of every wait for another rank, in seconds.
@@ -457,7 +357,8 @@ class EPBuffer:
             num_experts: E, a multiple of R; needed without `handle`.
             num_max_tokens_per_rank: M, equal on all ranks; None: the handle's, else the buffer's.
             expert_alignment: A, at least 1; None: the handle's, else 1.
-            num_sms: The most worker threads of the call; 0: the handle's, else automatic.
+            num_sms: Kept in the handle; 0: the handle's, else an estimate. CPU ranks move rows with
+                threads instead (`EP_CPU_THREADS`), so it has no effect.
             num_qps: No effect: queue pairs, at most `num_allocated_qps`; 0: automatic.
             previous_event: Start after this event; needs `allocate_on_comm_stream`.
             async_with_compute_stream: Return before the exchange is over; results are valid once
@@ -489,59 +390,64 @@ class EPBuffer:
 
         Raises:
             TypeError: An argument has the wrong type.
-            ContractError: An argument breaks its rule, on this rank or, for values, on any.
+            ContractError: An argument breaks its rule. The other ranks' call then throws RuntimeError
+                with the same text, and the buffer stays usable; so it is with TypeError.
             TimeoutError: A rank did not make this call in time; the buffer takes no more calls.
             RuntimeError: The buffer was destroyed, or a rank is gone.
         """
         runtime = self._live_runtime("dispatch")
         glue = load_torch_glue("EPBuffer.dispatch")
-        x_sf = None
-        if isinstance(x, tuple):
-            if len(x) != 2:
-                raise TypeError(f"x must be a tensor or a tuple of tensor and scales, got {len(x)}")
-            x, x_sf = x
-        if x is None or isinstance(x, list):
-            raise TypeError(
-                f"x must be a tensor or a tuple of tensor and scales, got {type(x).__name__}"
+        with _refusing(runtime):
+            x_sf = None
+            if isinstance(x, tuple):
+                if len(x) != 2:
+                    raise TypeError(
+                        f"x must be a tensor or a tuple of tensor and scales, got {len(x)}"
+                    )
+                x, x_sf = x
+            if x is None or isinstance(x, list):
+                raise TypeError(
+                    f"x must be a tensor or a tuple of tensor and scales, got {type(x).__name__}"
+                )
+            if handle is not None and not isinstance(handle, EPHandle):
+                raise TypeError(f"handle must be an EPHandle or None, got {type(handle).__name__}")
+            if do_handle_copy:
+                raise ContractError("do_handle_copy must be False: handles are immutable")
+            if do_cpu_sync and handle is not None:
+                raise ContractError("do_cpu_sync must not be True with a handle: it has the shapes")
+            if expert_alignment is not None and expert_alignment < 1:
+                raise ContractError(f"expert_alignment must be at least 1, got {expert_alignment}")
+            previous = self._check_call(
+                num_qps,
+                previous_event,
+                async_with_compute_stream,
+                allocate_on_comm_stream,
+                defer_epilogue,
             )
-        if handle is not None and not isinstance(handle, EPHandle):
-            raise TypeError(f"handle must be an EPHandle or None, got {type(handle).__name__}")
-        if do_handle_copy:
-            raise ContractError("do_handle_copy must be False: handles are immutable")
-        if do_cpu_sync and handle is not None:
-            raise ContractError("do_cpu_sync must not be True with a handle: it has the shapes")
-        if expert_alignment is not None and expert_alignment < 1:
-            raise ContractError(f"expert_alignment must be at least 1, got {expert_alignment}")
-        previous = self._check_call(
-            num_qps,
-            previous_event,
-            async_with_compute_stream,
-            allocate_on_comm_stream,
-            defer_epilogue,
-        )
-        pending = runtime.dispatch(
-            x=glue.view_of("x", x),
-            x_sf=glue.view_of("x[1], the scales,", x_sf),
-            topk_idx=glue.view_of("topk_idx", topk_idx),
-            topk_weights=glue.view_of("topk_weights", topk_weights),
-            cumulative_local_expert_recv_stats=glue.view_of(
-                "cumulative_local_expert_recv_stats", cumulative_local_expert_recv_stats
-            ),
-            num_experts=_to_int("num_experts", num_experts),
-            num_max_tokens_per_rank=_to_int("num_max_tokens_per_rank", num_max_tokens_per_rank),
-            expert_alignment=_to_int("expert_alignment", expert_alignment),
-            num_sms=_to_int("num_sms", num_sms),
-            handle=None if handle is None else handle._core,
-            do_cpu_sync=handle is None if do_cpu_sync is None else bool(do_cpu_sync),
-            do_expand=bool(do_expand),
-            do_zero_padding=bool(do_zero_padding),
-            use_tma_aligned_col_major_sf=bool(use_tma_aligned_col_major_sf),
-            is_async=bool(async_with_compute_stream),
-            previous_event=previous,
-            keep_alive=(x, x_sf, topk_idx, topk_weights, cumulative_local_expert_recv_stats)
-            if async_with_compute_stream
-            else None,
-        )
+            arguments = dict(
+                x=glue.view_of("x", x),
+                x_sf=glue.view_of("x[1], the scales,", x_sf),
+                topk_idx=glue.view_of("topk_idx", topk_idx),
+                topk_weights=glue.view_of("topk_weights", topk_weights),
+                cumulative_local_expert_recv_stats=glue.view_of(
+                    "cumulative_local_expert_recv_stats", cumulative_local_expert_recv_stats
+                ),
+                num_experts=_to_int("num_experts", num_experts),
+                num_max_tokens_per_rank=_to_int("num_max_tokens_per_rank", num_max_tokens_per_rank),
+                expert_alignment=_to_int("expert_alignment", expert_alignment),
+                num_sms=_to_int("num_sms", num_sms),
+                handle=None if handle is None else handle._core,
+                do_cpu_sync=handle is None if do_cpu_sync is None else bool(do_cpu_sync),
+                do_expand=bool(do_expand),
+                do_zero_padding=bool(do_zero_padding),
+                use_tma_aligned_col_major_sf=bool(use_tma_aligned_col_major_sf),
+                is_async=bool(async_with_compute_stream),
+                previous_event=previous,
+                keep_alive=(x, x_sf, topk_idx, topk_weights, cumulative_local_expert_recv_stats)
+                if async_with_compute_stream
+                else None,
+            )
+        pending = runtime.dispatch(**arguments)
 
         def finish() -> tuple[Input, torch.Tensor | None, torch.Tensor | None, EPHandle]:
             recv_x, recv_x_sf, recv_topk_idx, recv_topk_weights, core_handle = pending.outputs()
@@ -583,7 +489,7 @@ class EPBuffer:
             topk_weights: Compact `[n, K]`, expanded `[n]` float32, contiguous; optional. Each value
                 travels to its token's lane, e.g. as the gradient of a router weight.
             bias: `[T, H]` bfloat16, contiguous, added to the sums; or a tuple of two; optional.
-            num_sms: The most worker threads of the call; 0: the handle's.
+            num_sms: No effect on CPU ranks; 0: the handle's.
             num_qps: No effect: queue pairs, at most `num_allocated_qps`; 0: automatic.
             previous_event: Start after this event; needs `allocate_on_comm_stream`.
             async_with_compute_stream: Return before the exchange is over; results are valid once
@@ -602,38 +508,41 @@ class EPBuffer:
 
         Raises:
             TypeError: An argument has the wrong type.
-            ContractError: An argument breaks its rule, on this rank or, for values, on any.
+            ContractError: An argument breaks its rule. The other ranks' call then throws RuntimeError
+                with the same text, and the buffer stays usable; so it is with TypeError.
             TimeoutError: A rank did not make this call in time; the buffer takes no more calls.
             RuntimeError: The buffer was destroyed, or a rank is gone.
         """
         runtime = self._live_runtime("combine")
         glue = load_torch_glue("EPBuffer.combine")
-        if x is None:
-            raise TypeError("x must be a torch.Tensor, got None")
-        if not isinstance(handle, EPHandle):
-            raise TypeError(f"handle must be an EPHandle, got {type(handle).__name__}")
-        biases = bias if isinstance(bias, tuple) else (bias, None)
-        if len(biases) != 2:
-            raise TypeError(f"bias must be None, a tensor or a tuple of 2, got {len(biases)}")
-        previous = self._check_call(
-            num_qps,
-            previous_event,
-            async_with_compute_stream,
-            allocate_on_comm_stream,
-            defer_epilogue,
-        )
-        pending = runtime.combine(
-            x=glue.view_of("x", x),
-            handle=handle._core,
-            topk_weights=glue.view_of("topk_weights", topk_weights),
-            bias_0=glue.view_of("bias", biases[0]),
-            bias_1=glue.view_of("bias", biases[1]),
-            num_sms=_to_int("num_sms", num_sms),
-            is_async=bool(async_with_compute_stream),
-            defer_epilogue=bool(defer_epilogue),
-            previous_event=previous,
-            keep_alive=(x, topk_weights, *biases) if async_with_compute_stream else None,
-        )
+        with _refusing(runtime):
+            if x is None:
+                raise TypeError("x must be a torch.Tensor, got None")
+            if not isinstance(handle, EPHandle):
+                raise TypeError(f"handle must be an EPHandle, got {type(handle).__name__}")
+            biases = bias if isinstance(bias, tuple) else (bias, None)
+            if len(biases) != 2:
+                raise TypeError(f"bias must be None, a tensor or a tuple of 2, got {len(biases)}")
+            previous = self._check_call(
+                num_qps,
+                previous_event,
+                async_with_compute_stream,
+                allocate_on_comm_stream,
+                defer_epilogue,
+            )
+            arguments = dict(
+                x=glue.view_of("x", x),
+                handle=handle._core,
+                topk_weights=glue.view_of("topk_weights", topk_weights),
+                bias_0=glue.view_of("bias", biases[0]),
+                bias_1=glue.view_of("bias", biases[1]),
+                num_sms=_to_int("num_sms", num_sms),
+                is_async=bool(async_with_compute_stream),
+                defer_epilogue=bool(defer_epilogue),
+                previous_event=previous,
+                keep_alive=(x, topk_weights, *biases) if async_with_compute_stream else None,
+            )
+        pending = runtime.combine(**arguments)
 
         def finish() -> tuple[torch.Tensor, torch.Tensor | None]:
             combined_x, combined_topk_weights = pending.outputs()
@@ -682,12 +591,22 @@ class EPBuffer:
             raise ContractError("previous_event needs allocate_on_comm_stream=True")
         if defer_epilogue and not is_async:
             raise ContractError("defer_epilogue needs async_with_compute_stream=True")
-        if num_qps > self.num_allocated_qps:
+        if not 0 <= num_qps <= self.num_allocated_qps:
             raise ContractError(
-                f"allocated QPs are not enough: num_qps must be at most {self.num_allocated_qps}, "
+                f"allocated QPs are not enough: num_qps must be 0 to {self.num_allocated_qps}, "
                 f"got {num_qps}"
             )
         return previous
+
+
+@contextmanager
+def _refusing(runtime: _core.EPBuffer) -> Iterator[None]:
+    """Tells the other ranks when this one finds that its arguments can't be right."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        runtime.refuse_call(str(error))
+        raise
 
 
 def _to_int(name: str, value: int | None) -> int:
@@ -698,11 +617,6 @@ def _to_int(name: str, value: int | None) -> int:
         return index(value)
     except TypeError:
         raise TypeError(f"{name} must be an int, got {type(value).__name__}") from None
-
-
-def _version_of(tensor: torch.Tensor) -> int | None:
-    """Counts the changes of a tensor; None for inference tensors, which do not."""
-    return None if tensor.is_inference() else tensor._version
 
 
 def _event_after(

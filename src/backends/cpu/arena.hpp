@@ -1,9 +1,10 @@
 #pragma once
 // Lends blocks of a window to tensors, and takes each back when its last reference dies.
 //
-// The window is a sparse file with far more address space than memory, so there is room for whatever fits
-// the machine. Blocks lie as low as possible; pages below `num_kept_bytes` stay with the arena when their
-// block comes back, so that a steady state touches no fresh page; pages above go back to the system.
+// The window is a sparse file with far more address space than memory, so there is room for
+// whatever fits the machine. Blocks lie as low as possible; pages below `num_kept_bytes` stay with
+// the arena when their block comes back, so that a steady state touches no fresh page; pages above
+// go back to the system.
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -17,7 +18,8 @@ namespace deep_ep::cpu {
 class Arena : public std::enable_shared_from_this<Arena> {
  public:
   /// `begin` and `end` bound the arena in the window.
-  Arena(std::shared_ptr<Window> window, std::int64_t begin, std::int64_t end, std::int64_t num_kept_bytes);
+  Arena(std::shared_ptr<Window> window, std::int64_t begin, std::int64_t end,
+        std::int64_t num_kept_bytes);
 
   /// A block of at least `num_bytes`, contents unspecified; null for no bytes.
   /// Throws kSystem when no gap is large enough: tensors that live hold the rest.

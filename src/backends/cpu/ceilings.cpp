@@ -27,7 +27,8 @@ double median_seconds(int num_iters, const std::function<void()>& work) {
   for (int i = 0; i < num_iters; ++i) {
     const auto start = std::chrono::steady_clock::now();
     work();
-    seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+    seconds.push_back(
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
   }
   std::ranges::sort(seconds);
   return seconds[seconds.size() / 2];
@@ -67,7 +68,8 @@ double copy_rows_seconds(int num_rows, int row_bytes, int num_threads, int num_i
                   median_seconds(num_iters, [&] { copy_all(StoreMode::kCached); }));
 }
 
-double sum_rows_seconds(int num_outputs, int num_terms, int hidden, int num_threads, int num_iters) {
+double sum_rows_seconds(int num_outputs, int num_terms, int hidden, int num_threads,
+                        int num_iters) {
   require_positive({num_outputs, num_terms, hidden, num_threads, num_iters});
   require(num_terms <= 32, "num_terms must be at most 32, got ", num_terms);
   const auto width = static_cast<std::size_t>(hidden);
@@ -87,7 +89,8 @@ double sum_rows_seconds(int num_outputs, int num_terms, int hidden, int num_thre
           rows[k] = &source[static_cast<std::size_t>(row) * width];
         }
         cpu::sum_rows(&target[static_cast<std::size_t>(out) * width],
-                      {.rows = {rows.data(), terms}, .group_sizes = ones}, width, StoreMode::kStreaming);
+                      {.rows = {rows.data(), terms}, .group_sizes = ones}, width,
+                      StoreMode::kStreaming);
       }
       cpu::finish_streaming();
     });

@@ -13,7 +13,8 @@ void write_local_ids(const RoutingShape& shape, std::span<const Lane> lanes, con
                      std::byte* ids) {
   Id* row = reinterpret_cast<Id*>(ids) + std::int64_t{lane.row} * shape.num_topk;
   for (std::size_t k = 0; k < lanes.size(); ++k) {
-    row[k] = lanes[k].rank == lane.rank ? lanes[k].expert - lane.rank * shape.num_local_experts() : -1;
+    row[k] =
+        lanes[k].rank == lane.rank ? lanes[k].expert - lane.rank * shape.num_local_experts() : -1;
   }
 }
 
@@ -70,13 +71,15 @@ void Delivery::deliver_token(const TokenBatch& batch, std::int64_t token, StoreM
       }
     }
     if (do_expand && plan_.has_weights) {
-      target->topk_weights[lane.row] = batch.weights[token * batch.weights_stride + static_cast<std::int64_t>(k)];
+      target->topk_weights[lane.row] =
+          batch.weights[token * batch.weights_stride + static_cast<std::int64_t>(k)];
     }
     if (lane.is_master) deliver_about(batch, token, k, *target);
   }
 }
 
-// What a rank gets once a token, whatever the number of its experts: ids and weights (compact), metadata.
+// What a rank gets once a token, whatever the number of its experts: ids and weights (compact),
+// metadata.
 void Delivery::deliver_about(const TokenBatch& batch, std::int64_t token, std::size_t lane_idx,
                              const Target& target) const {
   const RoutingShape& shape = plan_.shape;

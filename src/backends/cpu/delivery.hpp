@@ -25,11 +25,12 @@ struct TokenBatch {
 
 class Delivery {
  public:
-  /// Reads the offers of all ranks of the domain, which must have been made (Stage::kOffered). Throws kPeer
-  /// if one does not lie in the window of its rank.
+  /// Reads the offers of all ranks of the domain, which must have been made (Stage::kOffered).
+  /// Throws kPeer if one does not lie in the window of its rank.
   Delivery(const DispatchPlan& plan, const CallContext& context);
 
-  /// Writes all rows of the batch that go to this domain; they are visible to who sees a later post().
+  /// Writes all rows of the batch that go to this domain; they are visible to who sees a later
+  /// post().
   void deliver(const TokenBatch& batch, Workers& workers) const;
 
  private:

@@ -12,14 +12,16 @@ DomainRows::DomainRows(const CombinePlan& plan, bool rounds_per_rank, const Call
     const CallHeader& header = headers[static_cast<std::size_t>(rank)];
     const Window& window = context.ranks.window(rank);
     x_.push_back(reinterpret_cast<const std::uint16_t*>(window.lent_at(header.x_offset, 0, rank)));
-    weights_.push_back(reinterpret_cast<const float*>(window.lent_at(header.weights_offset, 0, rank)));
+    weights_.push_back(
+        reinterpret_cast<const float*>(window.lent_at(header.weights_offset, 0, rank)));
   }
 }
 
 float DomainRows::weight_of(const Lane& lane, std::size_t lane_idx) const noexcept {
   const float* weights = weights_[place(lane)];
   if (plan_.shape.do_expand) return weights[lane.row];
-  return weights[std::int64_t{lane.row} * plan_.shape.num_topk + static_cast<std::int64_t>(lane_idx)];
+  return weights[std::int64_t{lane.row} * plan_.shape.num_topk +
+                 static_cast<std::int64_t>(lane_idx)];
 }
 
 void DomainRows::append(std::span<const Lane> lanes, Terms& terms) const noexcept {

@@ -25,7 +25,9 @@ class Terms {
     ++group_sizes_[num_groups_ - 1];
   }
   std::span<const std::uint16_t* const> rows() const noexcept { return {rows_.data(), num_rows_}; }
-  std::span<const std::uint8_t> group_sizes() const noexcept { return {group_sizes_.data(), num_groups_}; }
+  std::span<const std::uint8_t> group_sizes() const noexcept {
+    return {group_sizes_.data(), num_groups_};
+  }
   RowSum sum() const noexcept { return {.rows = rows(), .group_sizes = group_sizes()}; }
 
  private:
@@ -40,14 +42,17 @@ class DomainRows {
   DomainRows(const CombinePlan& plan, bool rounds_per_rank, const CallContext& context,
              std::span<const CallHeader> headers);
 
-  bool has(const Lane& lane) const noexcept { return lane.rank >= first_rank_ && lane.rank < last_rank_; }
+  bool has(const Lane& lane) const noexcept {
+    return lane.rank >= first_rank_ && lane.rank < last_rank_;
+  }
   const std::uint16_t* row_of(const Lane& lane) const noexcept {
     return x_[place(lane)] + lane.row * plan_.hidden;
   }
   float weight_of(const Lane& lane, std::size_t lane_idx) const noexcept;
 
-  /// Appends the rows that this domain holds for a token: ranks in the order of their highest lane, the
-  /// rows of a rank as one group; or, without rounding, the rows of an expanded input lane by lane.
+  /// Appends the rows that this domain holds for a token: ranks in the order of their highest lane,
+  /// the rows of a rank as one group; or, without rounding, the rows of an expanded input lane by
+  /// lane.
   void append(std::span<const Lane> lanes, Terms& terms) const noexcept;
 
  private:

@@ -22,8 +22,8 @@ namespace deep_ep::cpu {
 
 namespace {
 
-// Address space beyond num_bytes, for outputs that live longer than the next call: as much as the machine
-// has memory, so that memory ends before it does. Untouched pages cost nothing.
+// Address space beyond num_bytes, for outputs that live longer than the next call: as much as the
+// machine has memory, so that memory ends before it does. Untouched pages cost nothing.
 std::int64_t overflow_bytes(int num_ranks) {
   const std::int64_t memory = std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
   constexpr std::int64_t kMostOfAllRanks = std::int64_t{16} << 40;
@@ -43,13 +43,14 @@ EPBufferOptions agree_on_options(Bootstrap& bootstrap, const EPBufferOptions& op
                                  const Topology& logical) {
   EPBufferOptions checked;
   agree_on_success(bootstrap, error_of([&] { checked = check_options(options, logical); }));
-  require_uniform(bootstrap, {{"num_bytes", concat(checked.num_bytes)},
-                              {"num_max_tokens_per_rank", concat(checked.num_max_tokens_per_rank)},
-                              {"hidden", concat(checked.hidden)},
-                              {"num_topk", concat(checked.num_topk)},
-                              {"use_fp8_dispatch", concat(checked.use_fp8_dispatch)},
-                              {"allow_hybrid_mode", concat(checked.allow_hybrid_mode)},
-                              {"allow_multiple_reduction", concat(checked.allow_multiple_reduction)}});
+  require_uniform(bootstrap,
+                  {{"num_bytes", concat(checked.num_bytes)},
+                   {"num_max_tokens_per_rank", concat(checked.num_max_tokens_per_rank)},
+                   {"hidden", concat(checked.hidden)},
+                   {"num_topk", concat(checked.num_topk)},
+                   {"use_fp8_dispatch", concat(checked.use_fp8_dispatch)},
+                   {"allow_hybrid_mode", concat(checked.allow_hybrid_mode)},
+                   {"allow_multiple_reduction", concat(checked.allow_multiple_reduction)}});
   return checked;
 }
 
@@ -85,7 +86,8 @@ class Refusal {
   }
   void prepare() const {}
   void run(CallContext& context) const {
-    context.ranks.allow_abandoning(true);  // the caller has its error already: do not keep it from leaving
+    context.ranks.allow_abandoning(
+        true);  // the caller has its error already: do not keep it from leaving
     exchange(context.ranks, context.network, context.id, header_, {}, nullptr);
   }
   void finish(const std::exception_ptr&) {}
@@ -109,9 +111,9 @@ class CpuEPBackend : public EPBackend {
     workers_ = std::make_unique<Workers>(default_num_threads(ranks_->num_ranks_on_host()));
     stream_ = std::make_unique<Stream>();
     if (config::buffer_debug() > 0) {
-      std::cerr << concat("deep_ep: rank ", logical_.rank_idx, "/", logical_.num_ranks, ": domains of ",
-                          logical_.num_scaleup_ranks, ", num_bytes ", options_.num_bytes, ", threads ",
-                          workers_->num_threads(), "\n");
+      std::cerr << concat("deep_ep: rank ", logical_.rank_idx, "/", logical_.num_ranks,
+                          ": domains of ", logical_.num_scaleup_ranks, ", num_bytes ",
+                          options_.num_bytes, ", threads ", workers_->num_threads(), "\n");
     }
   }
 
@@ -125,7 +127,8 @@ class CpuEPBackend : public EPBackend {
     static_cast<void>(workers_.release());
   }
 
-  std::shared_ptr<DispatchCall> dispatch(const DispatchArgs& args, const DispatchPlan& plan) override {
+  std::shared_ptr<DispatchCall> dispatch(const DispatchArgs& args,
+                                         const DispatchPlan& plan) override {
     return start("dispatch", args.is_async,
                  [&] { return std::make_shared<Dispatch>(args, plan, *arena_); });
   }
@@ -147,13 +150,14 @@ class CpuEPBackend : public EPBackend {
 
   Tensor empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype) override {
     require_usable();
-    require(num_rows >= 0 && num_columns >= 0, "a shape must not be negative, got [", num_rows, ", ",
-            num_columns, "]");
+    require(num_rows >= 0 && num_columns >= 0, "a shape must not be negative, got [", num_rows,
+            ", ", num_columns, "]");
     return arena_->lend_matrix(num_rows, num_columns, dtype);
   }
 
   void require_usable() override {
-    require(owner_.is_current(), "the buffer belongs to the process that made it, not to a forked child");
+    require(owner_.is_current(),
+            "the buffer belongs to the process that made it, not to a forked child");
     require(stream_ != nullptr, "the buffer has been destroyed");
     const std::scoped_lock lock(mutex_);
     if (first_error_) std::rethrow_exception(first_error_);

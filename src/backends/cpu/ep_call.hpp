@@ -27,18 +27,20 @@ struct CallContext {
 /// Tokens of a rank of another domain that came through this rank.
 struct ForwardedTokens {
   int source = -1;
-  Routing routing;                     ///< lanes on this domain only
+  Routing routing;                      ///< lanes on this domain only
   std::vector<std::int32_t> token_ids;  ///< index of each token on its source
 };
 
-/// The ways of all tokens that one dispatch moved through this rank. Immutable once the dispatch is done.
+/// The ways of all tokens that one dispatch moved through this rank. Immutable once the dispatch is
+/// done.
 struct EPRouting {
   RoutingShape shape;
   ReceiveCounts received;
-  Routing own;                        ///< of this rank's tokens
-  std::vector<std::int32_t> node_slot;  ///< `[T, domains]`: place among the tokens sent there, or -1
-  std::vector<std::int64_t> num_to_node;           ///< tokens sent to each domain
-  std::vector<ForwardedTokens> forwarded;          ///< one a domain; empty for the own one
+  Routing own;  ///< of this rank's tokens
+  std::vector<std::int32_t>
+      node_slot;  ///< `[T, domains]`: place among the tokens sent there, or -1
+  std::vector<std::int64_t> num_to_node;   ///< tokens sent to each domain
+  std::vector<ForwardedTokens> forwarded;  ///< one a domain; empty for the own one
 
   std::int32_t slot(std::int64_t token, int node) const {
     return node_slot[static_cast<std::size_t>(token * shape.topology.num_scaleout_ranks + node)];
@@ -53,11 +55,12 @@ inline int rail_peer(const Topology& topology, int node) {
   return topology.rank_at(node, topology.scaleup_rank_idx());
 }
 
-/// Tells the rank at this place of domain `node` where its rows of this call may land in this window.
+/// Tells the rank at this place of domain `node` where its rows of this call may land in this
+/// window.
 void offer_landing(const CallContext& context, int node, std::int64_t window_offset);
 
-/// Where this rank's rows of this call may land in the window of its peer in domain `node`; valid after
-/// NetworkSignal::kOffered.
+/// Where this rank's rows of this call may land in the window of its peer in domain `node`; valid
+/// after NetworkSignal::kOffered.
 std::int64_t landing_at(const CallContext& context, int node);
 
 /// A tensor in private memory, zero-filled.

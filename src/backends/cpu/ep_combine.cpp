@@ -54,16 +54,20 @@ void Combine::run(CallContext& context) {
   }
   sum(context);
   landings_.clear();
-  context.ranks.post_stage(context.id, Stage::kDone);      // release: this rank reads no peer's rows any more
-  context.ranks.wait_for_stage(context.id, Stage::kDone);  // acquire: no peer reads this rank's rows any more
+  context.ranks.post_stage(context.id,
+                           Stage::kDone);  // release: this rank reads no peer's rows any more
+  context.ranks.wait_for_stage(context.id,
+                               Stage::kDone);  // acquire: no peer reads this rank's rows any more
   staged_.clear();
 }
 
-// Announces where x lies in this window. What lies elsewhere is copied there: the rows that were received.
+// Announces where x lies in this window. What lies elsewhere is copied there: the rows that were
+// received.
 void Combine::stage_inputs(CallContext& context, CallHeader& header) {
   const ReceiveCounts& received = routing_->received;
-  const std::int64_t num_rows =
-      !plan_.shape.do_expand ? received.num_tokens : received.expert_starts.back() + received.expert_counts.back();
+  const std::int64_t num_rows = !plan_.shape.do_expand
+                                    ? received.num_tokens
+                                    : received.expert_starts.back() + received.expert_counts.back();
   const auto stage = [&](const TensorView& view, std::int64_t num_bytes) {
     const std::int64_t offset = context.arena.offset_of(view.data, num_bytes);
     if (offset >= 0 || num_bytes == 0) return offset;
@@ -71,7 +75,8 @@ void Combine::stage_inputs(CallContext& context, CallHeader& header) {
     auto* target = static_cast<std::byte*>(staged_.back().get());
     const StoreMode mode = store_mode_for(num_bytes);
     context.workers.parallel_for(num_bytes, kCopyGrain, [&](auto begin, auto end) {
-      copy_row(target + begin, view.as<std::byte>() + begin, static_cast<std::size_t>(end - begin), mode);
+      copy_row(target + begin, view.as<std::byte>() + begin, static_cast<std::size_t>(end - begin),
+               mode);
       if (mode == StoreMode::kStreaming) finish_streaming();
     });
     return context.arena.offset_of(target, num_bytes);
@@ -87,7 +92,9 @@ void Combine::stage_inputs(CallContext& context, CallHeader& header) {
 std::int64_t Combine::landing_rows() const noexcept {
   if (rounds_on_the_way_) return 1;
   const std::int64_t topk = plan_.shape.num_topk;
-  return plan_.shape.do_expand ? topk : std::min<std::int64_t>(topk, plan_.shape.topology.num_scaleup_ranks);
+  return plan_.shape.do_expand
+             ? topk
+             : std::min<std::int64_t>(topk, plan_.shape.topology.num_scaleup_ranks);
 }
 
 std::int64_t Combine::landing_slot_bytes() const noexcept {
@@ -95,7 +102,8 @@ std::int64_t Combine::landing_slot_bytes() const noexcept {
 }
 
 const std::byte* Combine::landed(std::int64_t token, int node) const {
-  const auto* landing = static_cast<const std::byte*>(landings_[static_cast<std::size_t>(node)].get());
+  const auto* landing =
+      static_cast<const std::byte*>(landings_[static_cast<std::size_t>(node)].get());
   return landing + routing_->slot(token, node) * landing_slot_bytes();
 }
 
@@ -124,7 +132,8 @@ void Combine::reduce_for_other_domains(CallContext& context) {
         tokens.routing.num_tokens(), kTokenGrain, [&](auto begin, auto end) {
           std::vector<std::uint16_t> scratch(static_cast<std::size_t>(plan_.hidden));
           for (std::int64_t token = begin; token < end; ++token) {
-            reduce_token(context, tokens, token, landing + token * landing_slot_bytes(), peer, scratch.data());
+            reduce_token(context, tokens, token, landing + token * landing_slot_bytes(), peer,
+                         scratch.data());
           }
         });
     context.network.signal(peer, NetworkSignal::kDelivered, context.id.number);
@@ -132,8 +141,9 @@ void Combine::reduce_for_other_domains(CallContext& context) {
 }
 
 // Sends what this domain's ranks hold for a token of another domain: the sum, or row after row.
-void Combine::reduce_token(const CallContext& context, const ForwardedTokens& tokens, std::int64_t token,
-                           std::int64_t target_offset, int peer, std::uint16_t* scratch) const {
+void Combine::reduce_token(const CallContext& context, const ForwardedTokens& tokens,
+                           std::int64_t token, std::int64_t target_offset, int peer,
+                           std::uint16_t* scratch) const {
   const auto lanes = tokens.routing.token(token);
   Terms terms;
   domain_rows_->append(lanes, terms);
@@ -149,12 +159,14 @@ void Combine::reduce_token(const CallContext& context, const ForwardedTokens& to
   }
   if (!plan_.has_weights) return;
   std::array<float, kMaxTopk> weights{};
-  for (std::size_t k = 0; k < lanes.size(); ++k) weights[k] = lanes[k].rank < 0 ? 0.0F : domain_rows_->weight_of(lanes[k], k);
-  context.network.put(peer, target_offset + align_up(landing_rows() * plan_.row_bytes, 64), weights.data(),
-                      static_cast<std::int64_t>(4 * lanes.size()));
+  for (std::size_t k = 0; k < lanes.size(); ++k)
+    weights[k] = lanes[k].rank < 0 ? 0.0F : domain_rows_->weight_of(lanes[k], k);
+  context.network.put(peer, target_offset + align_up(landing_rows() * plan_.row_bytes, 64),
+                      weights.data(), static_cast<std::int64_t>(4 * lanes.size()));
 }
 
-// All rows of one of this rank's tokens. With several domains: `scratch` takes the sum of the own one.
+// All rows of one of this rank's tokens. With several domains: `scratch` takes the sum of the own
+// one.
 void Combine::add_terms(std::int64_t token, std::uint16_t* scratch, Terms& terms) const {
   const auto lanes = routing_->own.token(token);
   const RoutingShape& shape = plan_.shape;
@@ -168,7 +180,8 @@ void Combine::add_terms(std::int64_t token, std::uint16_t* scratch, Terms& terms
     if (lane.rank < 0) continue;
     const int node = shape.node_of(lane.rank);
     if (rounds_on_the_way_) {
-      if (!is_last(lanes, k, [&](const Lane& other) { return shape.node_of(other.rank) == node; })) continue;
+      if (!is_last(lanes, k, [&](const Lane& other) { return shape.node_of(other.rank) == node; }))
+        continue;
       if (domain_rows_->has(lane)) {
         Terms own;
         domain_rows_->append(lanes, own);
@@ -186,7 +199,8 @@ void Combine::add_terms(std::int64_t token, std::uint16_t* scratch, Terms& terms
         return other.rank >= 0 && shape.node_of(other.rank) == node;
       });
       const std::int64_t row = next_row[static_cast<std::size_t>(first - lanes.begin())]++;
-      terms.add_row(reinterpret_cast<const std::uint16_t*>(landed(token, node)) + row * plan_.hidden);
+      terms.add_row(reinterpret_cast<const std::uint16_t*>(landed(token, node)) +
+                    row * plan_.hidden);
     }
   }
 }
@@ -235,8 +249,8 @@ void Combine::sum(CallContext& context) {
   });
 }
 
-// Copies the rows of a token for the epilogue, each group already summed and rounded. A row alone is not
-// rounded: it keeps its bits.
+// Copies the rows of a token for the epilogue, each group already summed and rounded. A row alone
+// is not rounded: it keeps its bits.
 void Combine::keep_terms(std::int64_t token, const Terms& terms) {
   const auto hidden = static_cast<std::size_t>(plan_.hidden);
   std::vector<std::uint16_t>& kept = terms_[static_cast<std::size_t>(token)];
@@ -263,7 +277,8 @@ void Combine::run_epilogue() {
     Terms terms;
     add_bias(token, terms);
     const std::vector<std::uint16_t>& kept = terms_[static_cast<std::size_t>(token)];
-    for (std::size_t first = 0; first < kept.size(); first += hidden) terms.add_row(kept.data() + first);
+    for (std::size_t first = 0; first < kept.size(); first += hidden)
+      terms.add_row(kept.data() + first);
     sum_rows(out + token * plan_.hidden, terms.sum(), hidden, StoreMode::kCached);
   }
   terms_.clear();

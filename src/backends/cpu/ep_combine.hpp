@@ -1,11 +1,15 @@
 #pragma once
-// Combine between CPU ranks: every rank reads its tokens' rows where the experts left them, and sums.
+// Combine between CPU ranks: every rank reads its tokens' rows where the experts left them, and
+// sums.
 //
-// Stages   stage (only rows outside the window), exchange, reduce for other domains, sum, publish, acquire
-// Window   the experts' rows of each rank: a tensor that its buffer lent, or one copy of another tensor
-// Order    a rank reads a peer's rows after it saw the peer's announcement of the call (acquire); the peer's
-//          call ends after it saw Stage::kDone of all (acquire), so nobody reads rows that may change
-// Hybrid   the rank at the same place of each other domain sums the rows of that domain and sends the sum
+// Stages   stage (only rows outside the window), exchange, reduce for other domains, sum, publish,
+// acquire Window   the experts' rows of each rank: a tensor that its buffer lent, or one copy of
+// another tensor Order    a rank reads a peer's rows after it saw the peer's announcement of the
+// call (acquire); the peer's
+//          call ends after it saw Stage::kDone of all (acquire), so nobody reads rows that may
+//          change
+// Hybrid   the rank at the same place of each other domain sums the rows of that domain and sends
+// the sum
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -22,7 +26,8 @@ namespace deep_ep::cpu {
 class Combine : public CombineCall {
  public:
   /// Lends the outputs; throws kSystem if there is no room.
-  Combine(const CombineArgs& args, const CombinePlan& plan, bool allow_multiple_reduction, Arena& arena);
+  Combine(const CombineArgs& args, const CombinePlan& plan, bool allow_multiple_reduction,
+          Arena& arena);
 
   /// Waits for what this rank needs first. If it throws, no other rank knows of the call yet.
   void prepare();
@@ -59,12 +64,14 @@ class Combine : public CombineCall {
   std::shared_ptr<const EPRouting> routing_;
   CombineOutputs outputs_;
 
-  std::vector<std::shared_ptr<void>> staged_;        // copies of inputs outside the window
-  std::optional<DomainRows> domain_rows_;            // inputs of all ranks of the domain
-  std::vector<std::shared_ptr<void>> landings_;      // one a domain: what it sends for this rank's tokens
+  std::vector<std::shared_ptr<void>> staged_;  // copies of inputs outside the window
+  std::optional<DomainRows> domain_rows_;      // inputs of all ranks of the domain
+  std::vector<std::shared_ptr<void>>
+      landings_;  // one a domain: what it sends for this rank's tokens
 
-  bool keeps_terms_ = false;                         // the epilogue adds the terms to a bias not known yet
-  std::vector<std::vector<std::uint16_t>> terms_;    // then: the rows of each token, one after another
+  bool keeps_terms_ = false;  // the epilogue adds the terms to a bias not known yet
+  std::vector<std::vector<std::uint16_t>>
+      terms_;  // then: the rows of each token, one after another
   std::once_flag epilogue_once_;
   std::shared_ptr<EventState> done_ = std::make_shared<EventState>();
 };

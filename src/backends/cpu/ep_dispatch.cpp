@@ -11,7 +11,8 @@ namespace deep_ep::cpu {
 
 namespace {
 
-Tensor lend_scales(Arena& arena, const DispatchPlan& plan, std::int64_t num_rows, bool is_col_major) {
+Tensor lend_scales(Arena& arena, const DispatchPlan& plan, std::int64_t num_rows,
+                   bool is_col_major) {
   if (!is_col_major) return arena.lend_matrix(num_rows, plan.num_sf_packs, plan.sf_dtype);
   // Columns start on 16 bytes, as TMA wants them.
   const std::int64_t column = align_up(num_rows, 4);
@@ -36,7 +37,8 @@ Dispatch::Dispatch(const DispatchArgs& args, const DispatchPlan& plan, Arena& ar
   const RoutingShape& shape = plan.shape;
   if (plan.is_cached) {
     outputs_.handle = args.handle;
-    lend_outputs(arena, shape.do_expand ? args.handle->num_expanded_tokens : args.handle->num_recv_tokens,
+    lend_outputs(arena,
+                 shape.do_expand ? args.handle->num_expanded_tokens : args.handle->num_recv_tokens,
                  args.handle->num_recv_tokens);
     tell_shapes();
     return;
@@ -64,7 +66,8 @@ Dispatch::Dispatch(const DispatchArgs& args, const DispatchPlan& plan, Arena& ar
     expanded.do_expand = true;
     handle.num_recv_tokens = shape.num_ranks() * plan.num_max_tokens_per_rank;
     handle.num_expanded_tokens = worst_case_rows(expanded, plan.num_max_tokens_per_rank);
-    lend_outputs(arena, worst_case_rows(shape, plan.num_max_tokens_per_rank), handle.num_recv_tokens);
+    lend_outputs(arena, worst_case_rows(shape, plan.num_max_tokens_per_rank),
+                 handle.num_recv_tokens);
     tell_shapes();
   }
 }
@@ -84,7 +87,8 @@ void Dispatch::lend_outputs(Arena& arena, std::int64_t num_rows, std::int64_t nu
                                      : arena.lend_matrix(num_rows, shape.num_topk, DType::kFloat32);
   }
   if (new_handle_ != nullptr) {
-    new_handle_->recv_src_metadata = arena.lend_matrix(num_recv_tokens, shape.num_topk + 2, DType::kInt32);
+    new_handle_->recv_src_metadata =
+        arena.lend_matrix(num_recv_tokens, shape.num_topk + 2, DType::kInt32);
   }
 }
 
@@ -126,8 +130,10 @@ void Dispatch::run(CallContext& context) {
     }
     landings_.clear();
   }
-  context.ranks.post_stage(context.id, Stage::kDone);      // release: pairs with the peers' wait for kDone
-  context.ranks.wait_for_stage(context.id, Stage::kDone);  // acquire: all rows of this rank are there
+  context.ranks.post_stage(context.id,
+                           Stage::kDone);  // release: pairs with the peers' wait for kDone
+  context.ranks.wait_for_stage(context.id,
+                               Stage::kDone);  // acquire: all rows of this rank are there
   if (args_.cumulative_local_expert_recv_stats.is_given()) {
     auto* stats = args_.cumulative_local_expert_recv_stats.as<std::int32_t>();
     for (const std::int64_t num_tokens : routing_->received.expert_counts) {
@@ -143,8 +149,8 @@ void Dispatch::place(CallContext& context, const CountMatrix& counts) {
   EPRouting& routing = *new_routing_;
   routing.shape = shape;
   routing.received = receive_counts(counts, topology.rank_idx);
-  routing.own = place_tokens(counts, topology.rank_idx, TopkIds(args_.topk_idx), plan_.num_tokens, 0,
-                             shape.num_ranks());
+  routing.own = place_tokens(counts, topology.rank_idx, TopkIds(args_.topk_idx), plan_.num_tokens,
+                             0, shape.num_ranks());
   if (topology.is_hybrid()) {
     const auto num_nodes = static_cast<std::size_t>(topology.num_scaleout_ranks);
     routing.forwarded.resize(num_nodes);
@@ -178,7 +184,8 @@ void Dispatch::fill_handle(const CallContext& context) {
     handle.num_recv_tokens = received.num_tokens;
     handle.num_expanded_tokens = received.num_aligned_rows;
     for (const std::int64_t num_tokens : received.expert_counts) {
-      handle.num_recv_tokens_per_expert_list.push_back(align_up(num_tokens, shape.expert_alignment));
+      handle.num_recv_tokens_per_expert_list.push_back(
+          align_up(num_tokens, shape.expert_alignment));
     }
     lend_outputs(context.arena, shape.do_expand ? received.num_aligned_rows : received.num_tokens,
                  received.num_tokens);
@@ -188,10 +195,12 @@ void Dispatch::fill_handle(const CallContext& context) {
     per_place[static_cast<std::size_t>(source % shape.topology.num_scaleup_ranks)] +=
         received.tokens_from_source[static_cast<std::size_t>(source)];
   }
-  for (std::size_t place = 1; place < per_place.size(); ++place) per_place[place] += per_place[place - 1];
+  for (std::size_t place = 1; place < per_place.size(); ++place)
+    per_place[place] += per_place[place - 1];
   for (std::size_t e = 0; e < received.expert_counts.size(); ++e) {
     const std::int64_t num_tokens = received.expert_counts[e];
-    const std::int64_t in_rows = shape.do_expand ? num_tokens : align_up(num_tokens, shape.expert_alignment);
+    const std::int64_t in_rows =
+        shape.do_expand ? num_tokens : align_up(num_tokens, shape.expert_alignment);
     ints(handle.num_unaligned_recv_tokens_per_expert)[e] = static_cast<std::int32_t>(num_tokens);
     ints(handle.psum_num_recv_tokens_per_expert)[e] =
         static_cast<std::int32_t>(received.expert_starts[e] + in_rows);
@@ -212,7 +221,8 @@ void Dispatch::clear_padding() const {
     const auto num_rows = static_cast<std::size_t>(last - first);
     std::memset(outputs_.recv_x.as<std::byte>() + first * plan_.row_bytes, 0,
                 num_rows * static_cast<std::size_t>(plan_.row_bytes));
-    if (plan_.has_weights) std::fill_n(outputs_.recv_topk_weights.as<float>() + first, num_rows, 0.0F);
+    if (plan_.has_weights)
+      std::fill_n(outputs_.recv_topk_weights.as<float>() + first, num_rows, 0.0F);
     const TensorView& sf = outputs_.recv_x_sf.view;
     for (std::int64_t row = first; sf.is_given() && row < last; ++row) {
       for (std::int64_t p = 0; p < plan_.num_sf_packs; ++p) {
@@ -246,7 +256,8 @@ void Dispatch::offer(CallContext& context) {
     const auto num_bytes = static_cast<std::int64_t>(tokens.token_ids.size()) * slot.num_bytes;
     std::shared_ptr<void>& landing = landings_[static_cast<std::size_t>(node)];
     landing = context.arena.lend(num_bytes);
-    offer_landing(context, node, landing == nullptr ? -1 : arena.offset_of(landing.get(), num_bytes));
+    offer_landing(context, node,
+                  landing == nullptr ? -1 : arena.offset_of(landing.get(), num_bytes));
   }
 }
 
@@ -261,14 +272,16 @@ void Dispatch::send_to_other_domains(CallContext& context) const {
     for (std::int64_t token = begin; token < end; ++token) {
       auto* sf = reinterpret_cast<std::int32_t*>(field(slot.sf));
       for (std::int64_t p = 0; p < plan_.num_sf_packs; ++p) {
-        sf[p] = args_.x_sf.as<std::int32_t>()[token * args_.x_sf.strides[0] + p * args_.x_sf.strides[1]];
+        sf[p] = args_.x_sf
+                    .as<std::int32_t>()[token * args_.x_sf.strides[0] + p * args_.x_sf.strides[1]];
       }
       const auto lanes = routing_->own.token(token);
       for (std::size_t k = 0; k < lanes.size(); ++k) {
         reinterpret_cast<std::int32_t*>(field(slot.ids))[k] = lanes[k].expert;
       }
       if (plan_.has_weights) {
-        std::memcpy(field(slot.weights), args_.topk_weights.as<float>() + token * plan_.shape.num_topk,
+        std::memcpy(field(slot.weights),
+                    args_.topk_weights.as<float>() + token * plan_.shape.num_topk,
                     4 * lanes.size());
       }
       *reinterpret_cast<std::int32_t*>(field(slot.token)) = static_cast<std::int32_t>(token);
@@ -277,7 +290,8 @@ void Dispatch::send_to_other_domains(CallContext& context) const {
         if (node == topology.scaleout_rank_idx() || place < 0) continue;
         const int peer = rail_peer(topology, node);
         const std::int64_t offset = landing_at(context, node) + place * slot.num_bytes;
-        context.network.put(peer, offset, args_.x.as<std::byte>() + token * plan_.row_bytes, plan_.row_bytes);
+        context.network.put(peer, offset, args_.x.as<std::byte>() + token * plan_.row_bytes,
+                            plan_.row_bytes);
         context.network.put(peer, offset + slot.tail(), tail.data(), slot.tail_bytes());
       }
     }
@@ -305,14 +319,16 @@ void Dispatch::place_landed(CallContext& context, const CountMatrix& counts, int
   const TokenSlot slot(plan_.row_bytes, plan_.num_sf_packs, plan_.shape.num_topk);
   ForwardedTokens& tokens = new_routing_->forwarded[static_cast<std::size_t>(node)];
   const auto num_topk = static_cast<std::size_t>(plan_.shape.num_topk);
-  const auto* token = static_cast<const std::byte*>(landings_[static_cast<std::size_t>(node)].get());
+  const auto* token =
+      static_cast<const std::byte*>(landings_[static_cast<std::size_t>(node)].get());
   std::vector<std::int32_t> ids(tokens.token_ids.size() * num_topk);
   for (std::size_t i = 0; i < tokens.token_ids.size(); ++i, token += slot.num_bytes) {
     std::memcpy(&ids[i * num_topk], token + slot.ids, 4 * num_topk);
     std::memcpy(&tokens.token_ids[i], token + slot.token, 4);
   }
-  const TensorView view = TensorView::matrix(
-      ids.data(), DType::kInt32, static_cast<std::int64_t>(tokens.token_ids.size()), plan_.shape.num_topk);
+  const TensorView view =
+      TensorView::matrix(ids.data(), DType::kInt32,
+                         static_cast<std::int64_t>(tokens.token_ids.size()), plan_.shape.num_topk);
   tokens.routing = place_tokens(counts, tokens.source, TopkIds(view), view.shape[0],
                                 context.ranks.first_of_domain(), context.ranks.last_of_domain());
 }
@@ -320,7 +336,8 @@ void Dispatch::place_landed(CallContext& context, const CountMatrix& counts, int
 TokenBatch Dispatch::landed_tokens(int node) const {
   const TokenSlot slot(plan_.row_bytes, plan_.num_sf_packs, plan_.shape.num_topk);
   const ForwardedTokens& tokens = routing_->forwarded[static_cast<std::size_t>(node)];
-  const auto* landing = static_cast<const std::byte*>(landings_[static_cast<std::size_t>(node)].get());
+  const auto* landing =
+      static_cast<const std::byte*>(landings_[static_cast<std::size_t>(node)].get());
   if (landing == nullptr) return {.source = tokens.source, .routing = tokens.routing};  // no tokens
   return {.source = tokens.source,
           .routing = tokens.routing,

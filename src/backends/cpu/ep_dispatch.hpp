@@ -1,11 +1,12 @@
 #pragma once
 // Dispatch between CPU ranks: counts first, then every row once, to its final place.
 //
-// Stages   count, exchange, place, offer, send to other domains, move, forward, publish, acquire, finish
-// Window   output blocks of the receiver, whose offsets it offers for this call alone
-// Order    a rank writes into a peer's window only after it saw the peer's Stage::kOffered (acquire), and
+// Stages   count, exchange, place, offer, send to other domains, move, forward, publish, acquire,
+// finish Window   output blocks of the receiver, whose offsets it offers for this call alone Order
+// a rank writes into a peer's window only after it saw the peer's Stage::kOffered (acquire), and
 //          the peer reads its rows only after it saw the writer's Stage::kDone (acquire)
-// Hybrid   a token goes once to each other domain, to the rank at the same place there, which forwards it
+// Hybrid   a token goes once to each other domain, to the rank at the same place there, which
+// forwards it
 #include <memory>
 #include <vector>
 
@@ -47,9 +48,9 @@ class Dispatch : public DispatchCall {
 
   DispatchArgs args_;
   const DispatchPlan plan_;
-  std::shared_ptr<EPHandle> new_handle_;         // null when the call has a handle
-  std::shared_ptr<EPRouting> new_routing_;       // likewise
-  std::shared_ptr<const EPRouting> routing_;     // of this or of the handle's dispatch
+  std::shared_ptr<EPHandle> new_handle_;      // null when the call has a handle
+  std::shared_ptr<EPRouting> new_routing_;    // likewise
+  std::shared_ptr<const EPRouting> routing_;  // of this or of the handle's dispatch
   DispatchOutputs outputs_;
   std::vector<std::shared_ptr<void>> landings_;  // one a domain, for the rows from there
   bool are_shapes_known_ = false;

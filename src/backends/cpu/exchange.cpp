@@ -7,22 +7,24 @@ namespace deep_ep::cpu {
 namespace {
 
 // Sends the message to the rank at the same place of each other domain, and collects theirs.
-void exchange_between_domains(Ranks& ranks, Network& network, const CallId& call, std::int64_t num_bytes) {
+void exchange_between_domains(Ranks& ranks, Network& network, const CallId& call,
+                              std::int64_t num_bytes) {
   const Topology& topology = ranks.topology();
   const int own_node = topology.scaleout_rank_idx();
   const Window& own = *ranks.own();
   for (int node = 0; node < topology.num_scaleout_ranks; ++node) {
     if (node == own_node) continue;
     const int peer = topology.rank_at(node, topology.scaleup_rank_idx());
-    network.put(peer, own.layout().inbox_message(own_node, call.number), own.message(call.number).data(),
-                num_bytes);
+    network.put(peer, own.layout().inbox_message(own_node, call.number),
+                own.message(call.number).data(), num_bytes);
     network.signal(peer, NetworkSignal::kAnnounced, call.number);
   }
   ranks.wait_for_network(call, NetworkSignal::kAnnounced);
   ranks.post_stage(call, Stage::kRelayed);
 }
 
-// Where this rank finds the message of `rank_idx`: with the rank itself, or with the one it was sent to.
+// Where this rank finds the message of `rank_idx`: with the rank itself, or with the one it was
+// sent to.
 std::span<const std::byte> message_of(const Ranks& ranks, const CallId& call, int rank_idx) {
   const Topology& topology = ranks.topology();
   const int node = rank_idx / topology.num_scaleup_ranks;
@@ -34,8 +36,9 @@ std::span<const std::byte> message_of(const Ranks& ranks, const CallId& call, in
 
 }  // namespace
 
-std::vector<CallHeader> exchange(Ranks& ranks, Network& network, const CallId& call, CallHeader header,
-                                 std::span<const std::int32_t> counts, CountMatrix* matrix) {
+std::vector<CallHeader> exchange(Ranks& ranks, Network& network, const CallId& call,
+                                 CallHeader header, std::span<const std::int32_t> counts,
+                                 CountMatrix* matrix) {
   header.call = call.number;
   header.num_counts = static_cast<std::int64_t>(counts.size());
   write_message(ranks.own()->message(call.number), header, counts);
@@ -57,8 +60,8 @@ std::vector<CallHeader> exchange(Ranks& ranks, Network& network, const CallId& c
   }
   if (matrix != nullptr) {
     for (int rank = 0; rank < ranks.topology().num_ranks; ++rank) {
-      read_counts(message_of(ranks, call, rank), headers[static_cast<std::size_t>(rank)], matrix->shape(),
-                  rank, matrix->values_of(rank));
+      read_counts(message_of(ranks, call, rank), headers[static_cast<std::size_t>(rank)],
+                  matrix->shape(), rank, matrix->values_of(rank));
     }
   }
   return headers;

@@ -15,9 +15,11 @@ class CallRefused : public Error {
   using Error::Error;
 };
 
-/// Publishes `header` and `counts` (may be empty) and waits for those of all ranks. Returns all headers;
-/// fills `matrix` unless null. Throws CallRefused, the same on every rank, when the ranks do not agree.
-std::vector<CallHeader> exchange(Ranks& ranks, Network& network, const CallId& call, CallHeader header,
-                                 std::span<const std::int32_t> counts, CountMatrix* matrix);
+/// Publishes `header` and `counts` (may be empty) and waits for those of all ranks. Returns all
+/// headers; fills `matrix` unless null. Throws CallRefused, the same on every rank, when the ranks
+/// do not agree.
+std::vector<CallHeader> exchange(Ranks& ranks, Network& network, const CallId& call,
+                                 CallHeader header, std::span<const std::int32_t> counts,
+                                 CountMatrix* matrix);
 
 }  // namespace deep_ep::cpu

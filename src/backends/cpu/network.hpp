@@ -1,8 +1,9 @@
 #pragma once
 // How rows get to ranks whose windows this rank cannot address: one-sided writes and signals.
 //
-// A row between domains goes to the rank at the same place of the other domain and on from there. What
-// carries it is behind this interface; the only assumption is that a signal overtakes no earlier write.
+// A row between domains goes to the rank at the same place of the other domain and on from there.
+// What carries it is behind this interface; the only assumption is that a signal overtakes no
+// earlier write.
 #include <cstdint>
 
 #include "backends/cpu/ranks.hpp"
@@ -13,11 +14,13 @@ class Network {
  public:
   virtual ~Network() = default;
 
-  /// Writes into the window of `rank_idx`. `source` may be reused on return. Several threads may write.
-  virtual void put(int rank_idx, std::int64_t window_offset, const void* source, std::int64_t num_bytes) = 0;
+  /// Writes into the window of `rank_idx`. `source` may be reused on return. Several threads may
+  /// write.
+  virtual void put(int rank_idx, std::int64_t window_offset, const void* source,
+                   std::int64_t num_bytes) = 0;
 
-  /// Sets a signal in the inbox that `rank_idx` keeps for this rank's domain, after all writes to that
-  /// rank that returned before.
+  /// Sets a signal in the inbox that `rank_idx` keeps for this rank's domain, after all writes to
+  /// that rank that returned before.
   virtual void signal(int rank_idx, NetworkSignal signal, std::uint64_t call) = 0;
 };
 
@@ -25,7 +28,8 @@ class Network {
 class LoopbackNetwork : public Network {
  public:
   explicit LoopbackNetwork(const Ranks& ranks) : ranks_(ranks) {}
-  void put(int rank_idx, std::int64_t window_offset, const void* source, std::int64_t num_bytes) override;
+  void put(int rank_idx, std::int64_t window_offset, const void* source,
+           std::int64_t num_bytes) override;
   void signal(int rank_idx, NetworkSignal signal, std::uint64_t call) override;
 
  private:

@@ -80,7 +80,8 @@ void Ranks::wait_for_network(const CallId& call, NetworkSignal signal) {
   wait_for(call, awaited, call.number);
 }
 
-void Ranks::wait_for(const CallId& call, const std::vector<Awaited>& awaited, std::uint64_t target) {
+void Ranks::wait_for(const CallId& call, const std::vector<Awaited>& awaited,
+                     std::uint64_t target) {
   delay_on_purpose();
   const auto deadline = Clock::now() + timeout_;
   std::exception_ptr gone;
@@ -118,7 +119,8 @@ void Ranks::throw_if_gone(const CallId& call, const std::vector<Awaited>& awaite
     if (is_dead) dead += concat(dead.empty() ? "" : ", ", word.rank_idx);
   }
   if (!dead.empty()) {
-    throw Error(ErrorCode::kPeer, concat(prefix(call), "rank ", dead, " is gone: its process has ended"));
+    throw Error(ErrorCode::kPeer,
+                concat(prefix(call), "rank ", dead, " is gone: its process has ended"));
   }
 }
 
@@ -135,12 +137,13 @@ void Ranks::throw_timeout(const CallId& call, const std::vector<Awaited>& awaite
                                : concat("sent nothing over the network since call ", seen));
   }
   const double seconds = std::chrono::duration<double>(timeout_).count();
-  throw Error(ErrorCode::kTimeout, concat(prefix(call), "waited ", seconds, " s for rank ", ranks, details));
+  throw Error(ErrorCode::kTimeout,
+              concat(prefix(call), "waited ", seconds, " s for rank ", ranks, details));
 }
 
 std::string Ranks::prefix(const CallId& call) const {
-  return concat("rank ", topology_.rank_idx, "/", topology_.num_ranks, ": ", call.operation, " (call ",
-                call.number, "): ");
+  return concat("rank ", topology_.rank_idx, "/", topology_.num_ranks, ": ", call.operation,
+                " (call ", call.number, "): ");
 }
 
 void Ranks::leave(ErrorCode code, const std::string& farewell) noexcept {

@@ -1,5 +1,6 @@
 #pragma once
-// The ranks of a buffer as one of them sees them: their windows, how far they are, and whether they live.
+// The ranks of a buffer as one of them sees them: their windows, how far they are, and whether they
+// live.
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -31,10 +32,14 @@ class Ranks {
   const std::shared_ptr<Window>& own() const noexcept {
     return windows_[static_cast<std::size_t>(topology_.rank_idx)];
   }
-  Window& window(int rank_idx) const noexcept { return *windows_[static_cast<std::size_t>(rank_idx)]; }
+  Window& window(int rank_idx) const noexcept {
+    return *windows_[static_cast<std::size_t>(rank_idx)];
+  }
 
   /// The ranks of this rank's domain: [first, last).
-  int first_of_domain() const noexcept { return topology_.rank_at(topology_.scaleout_rank_idx(), 0); }
+  int first_of_domain() const noexcept {
+    return topology_.rank_at(topology_.scaleout_rank_idx(), 0);
+  }
   int last_of_domain() const noexcept { return first_of_domain() + topology_.num_scaleup_ranks; }
 
   /// Tells the domain that this rank has come to `stage` of the call.
@@ -44,7 +49,8 @@ class Ranks {
   /// Throws kTimeout or kPeer that names operation, call and ranks; see also abandon_waits().
   void wait_for_stage(const CallId& call, Stage stage);
 
-  /// Waits until every other domain's rank at this place has set `signal` for the call. Throws likewise.
+  /// Waits until every other domain's rank at this place has set `signal` for the call. Throws
+  /// likewise.
   void wait_for_network(const CallId& call, NetworkSignal signal);
 
   /// Makes waits that allow it end with kPeer, now and later; another thread may call it.
@@ -64,7 +70,8 @@ class Ranks {
     Signal* signal;
   };
   void wait_for(const CallId& call, const std::vector<Awaited>& awaited, std::uint64_t target);
-  void throw_if_gone(const CallId& call, const std::vector<Awaited>& awaited, std::uint64_t target) const;
+  void throw_if_gone(const CallId& call, const std::vector<Awaited>& awaited,
+                     std::uint64_t target) const;
   [[noreturn]] void throw_timeout(const CallId& call, const std::vector<Awaited>& awaited,
                                   std::uint64_t target) const;
   std::string prefix(const CallId& call) const;

@@ -2,9 +2,9 @@
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "backends/cpu/rows.cpp"
+#include <hwy/cache_control.h>
 #include <hwy/foreach_target.h>  // compiles this file once for each instruction set
 #include <hwy/highway.h>
-#include <hwy/cache_control.h>
 
 #include <cstring>
 
@@ -44,11 +44,10 @@ void StreamCopy(std::uint8_t* HWY_RESTRICT target, const std::uint8_t* HWY_RESTR
   std::memcpy(target + i, source + i, num_bytes - i);
 }
 
-// Two BF16 values ride in one 32-bit word. As floats they are the word shifted left by 16 (the even value)
-// and the word with its low half cleared (the odd value), so no shuffle is needed either way.
-HWY_INLINE FloatVec Even(WordVec words) {
-  return hn::BitCast(Floats(), hn::ShiftLeft<16>(words));
-}
+// Two BF16 values ride in one 32-bit word. As floats they are the word shifted left by 16 (the even
+// value) and the word with its low half cleared (the odd value), so no shuffle is needed either
+// way.
+HWY_INLINE FloatVec Even(WordVec words) { return hn::BitCast(Floats(), hn::ShiftLeft<16>(words)); }
 HWY_INLINE FloatVec Odd(WordVec words) {
   return hn::BitCast(Floats(), hn::And(words, hn::Set(Words(), 0xffff0000u)));
 }
@@ -104,7 +103,8 @@ HWY_INLINE WordVec SumAt(const RowSum& sum, std::size_t offset) {
 }
 
 template <bool kHasGroups>
-void SumAll(std::uint16_t* HWY_RESTRICT target, const RowSum& sum, std::size_t hidden, bool streams) {
+void SumAll(std::uint16_t* HWY_RESTRICT target, const RowSum& sum, std::size_t hidden,
+            bool streams) {
   const Words d;
   const std::size_t lanes = 2 * hn::Lanes(d);  // values
   const auto words = [](std::uint16_t* values) { return reinterpret_cast<std::uint32_t*>(values); };
@@ -181,7 +181,8 @@ void copy_row(void* target, const void* source, std::size_t num_bytes, StoreMode
 
 void finish_streaming() noexcept { hwy::FlushStream(); }
 
-void sum_rows(std::uint16_t* target, const RowSum& sum, std::size_t hidden, StoreMode mode) noexcept {
+void sum_rows(std::uint16_t* target, const RowSum& sum, std::size_t hidden,
+              StoreMode mode) noexcept {
   HWY_DYNAMIC_DISPATCH(Sum)(target, sum, hidden, mode == StoreMode::kStreaming);
 }
 

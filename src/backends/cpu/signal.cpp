@@ -14,7 +14,9 @@ namespace {
 constexpr std::chrono::nanoseconds kNap = std::chrono::milliseconds(20);
 
 // The low half of the value is what the kernel compares; x86-64 and AArch64 are little-endian.
-std::uint32_t* futex_word(Signal& signal) { return reinterpret_cast<std::uint32_t*>(&signal.value); }
+std::uint32_t* futex_word(Signal& signal) {
+  return reinterpret_cast<std::uint32_t*>(&signal.value);
+}
 
 void pause() noexcept {
 #if defined(__x86_64__)
@@ -27,8 +29,9 @@ void pause() noexcept {
 }  // namespace
 
 void post(Signal& signal, std::uint64_t value) {
-  // Both sides store, then look at the other's word, all sequentially consistent: either the waiter sees
-  // the new value, or this thread sees the waiter. The store is also the release of the payload.
+  // Both sides store, then look at the other's word, all sequentially consistent: either the waiter
+  // sees the new value, or this thread sees the waiter. The store is also the release of the
+  // payload.
   std::atomic_ref(signal.value).store(value, std::memory_order_seq_cst);
   if (std::atomic_ref(signal.num_sleepers).load(std::memory_order_seq_cst) != 0) {
     futex_wake_all(futex_word(signal));
@@ -62,7 +65,8 @@ bool wait_at_least(Signal& signal, std::uint64_t target, const WaitPolicy& polic
     std::atomic_ref sleepers(signal.num_sleepers);
     sleepers.fetch_add(1, std::memory_order_seq_cst);
     const std::uint64_t seen = std::atomic_ref(signal.value).load(std::memory_order_seq_cst);
-    if (seen < target) futex_wait(futex_word(signal), static_cast<std::uint32_t>(seen), kNap.count());
+    if (seen < target)
+      futex_wait(futex_word(signal), static_cast<std::uint32_t>(seen), kNap.count());
     sleepers.fetch_sub(1, std::memory_order_relaxed);
     if (peek(signal) >= target) return true;
     // What a peer posted before it left counts: look at the signal once more after the question.

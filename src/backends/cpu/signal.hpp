@@ -11,7 +11,8 @@ using Clock = std::chrono::steady_clock;
 /// A word with one writer. Zero-filled memory is a valid signal at 0.
 struct alignas(64) Signal {
   std::uint64_t value = 0;
-  std::uint32_t num_sleepers = 0;  ///< waiters that need to be woken; a dead one only costs a system call
+  std::uint32_t num_sleepers =
+      0;  ///< waiters that need to be woken; a dead one only costs a system call
 };
 
 /// Raises the signal: what this thread wrote before is visible to whoever sees `value` or more.
@@ -27,8 +28,8 @@ struct WaitPolicy {
 };
 WaitPolicy wait_policy_for(int num_ranks_on_host, int num_cores) noexcept;
 
-/// Waits until the signal is at least `target`; true if so. Ends early when `deadline` has passed or
-/// `should_stop()` (asked every few milliseconds) says so.
+/// Waits until the signal is at least `target`; true if so. Ends early when `deadline` has passed
+/// or `should_stop()` (asked every few milliseconds) says so.
 bool wait_at_least(Signal& signal, std::uint64_t target, const WaitPolicy& policy,
                    Clock::time_point deadline, const std::function<bool()>& should_stop);
 

@@ -8,8 +8,8 @@
 
 namespace deep_ep::cpu {
 
-/// A queue with one thread, which starts with the first asynchronous call. Synchronous calls run on the
-/// thread that makes them when their turn comes: no hand-over on the fast path.
+/// A queue with one thread, which starts with the first asynchronous call. Synchronous calls run on
+/// the thread that makes them when their turn comes: no hand-over on the fast path.
 class Stream {
  public:
   Stream() = default;

@@ -21,9 +21,11 @@ std::shared_ptr<Window> Window::map(const WindowLayout& layout, int fd, std::int
 
 std::byte* Window::lent_at(std::int64_t offset, std::int64_t num_bytes, int rank_idx) const {
   if (offset == -1) return nullptr;
-  if (offset < layout_.arena || num_bytes > this->num_bytes() || offset > this->num_bytes() - num_bytes) {
-    throw Error(ErrorCode::kPeer, concat("rank ", rank_idx, " offered ", num_bytes, " bytes at ", offset,
-                                         ", which are not in its window of ", this->num_bytes()));
+  if (offset < layout_.arena || num_bytes > this->num_bytes() ||
+      offset > this->num_bytes() - num_bytes) {
+    throw Error(ErrorCode::kPeer,
+                concat("rank ", rank_idx, " offered ", num_bytes, " bytes at ", offset,
+                       ", which are not in its window of ", this->num_bytes()));
   }
   return at(offset);
 }

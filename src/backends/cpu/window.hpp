@@ -13,7 +13,8 @@
 
 namespace deep_ep::cpu {
 
-/// A mapped window: this rank's own or a peer's. Kept alive by the buffer and by every tensor lent from it.
+/// A mapped window: this rank's own or a peer's. Kept alive by the buffer and by every tensor lent
+/// from it.
 class Window {
  public:
   /// Makes a window of `num_bytes`; sparse, so a byte takes memory when it is first written.
@@ -26,12 +27,14 @@ class Window {
   const WindowLayout& layout() const noexcept { return layout_; }
   std::byte* at(std::int64_t offset) const noexcept { return mapping_.data() + offset; }
 
-  /// The memory that rank `rank_idx` offered at `offset`, null for -1. Throws kPeer unless the range lies in
-  /// the arena: the offset is what a peer wrote.
+  /// The memory that rank `rank_idx` offered at `offset`, null for -1. Throws kPeer unless the
+  /// range lies in the arena: the offset is what a peer wrote.
   std::byte* lent_at(std::int64_t offset, std::int64_t num_bytes, int rank_idx) const;
 
   Control& control() const noexcept { return *reinterpret_cast<Control*>(at(layout_.control)); }
-  Inbox& inbox(int node) const noexcept { return *reinterpret_cast<Inbox*>(at(layout_.inbox(node))); }
+  Inbox& inbox(int node) const noexcept {
+    return *reinterpret_cast<Inbox*>(at(layout_.inbox(node)));
+  }
   Offer& offer(std::uint64_t call) const noexcept {
     return *reinterpret_cast<Offer*>(at(layout_.offer(call)));
   }

@@ -20,7 +20,8 @@ constexpr std::uint64_t phase_value(std::uint64_t call, Stage stage) noexcept {
   return call * kStagesPerCall + static_cast<std::uint64_t>(stage);
 }
 
-/// Where the rows of one dispatch go: offsets into the window of the receiver, -1 for what is not wanted.
+/// Where the rows of one dispatch go: offsets into the window of the receiver, -1 for what is not
+/// wanted.
 struct Offer {
   std::int64_t x = -1, sf = -1, topk_idx = -1, topk_weights = -1, metadata = -1;
   std::int64_t sf_row_stride = 0, sf_column_stride = 0;  ///< in packs
@@ -38,8 +39,8 @@ struct Control {
   std::array<char, 512> farewell = {};
 };
 
-/// What a rank of another domain writes here. Calls alternate between the two slots: a rank enters call
-/// n + 2 only after its peers have read all of call n (see docs/protocol.md).
+/// What a rank of another domain writes here. Calls alternate between the two slots: a rank enters
+/// call n + 2 only after its peers have read all of call n (see docs/protocol.md).
 struct Inbox {
   std::array<Signal, kNumNetworkSignals> signals;
   alignas(64) std::array<std::int64_t, 2> landing_offset = {};
@@ -71,8 +72,12 @@ struct WindowLayout {
     arena = align_up(end, kAllocationAlignment);
   }
 
-  static std::int64_t slot(std::uint64_t call) noexcept { return static_cast<std::int64_t>(call % 2); }
-  std::int64_t message(std::uint64_t call) const noexcept { return messages + slot(call) * message_bytes; }
+  static std::int64_t slot(std::uint64_t call) noexcept {
+    return static_cast<std::int64_t>(call % 2);
+  }
+  std::int64_t message(std::uint64_t call) const noexcept {
+    return messages + slot(call) * message_bytes;
+  }
   std::int64_t offer(std::uint64_t call) const noexcept {
     return offers + slot(call) * static_cast<std::int64_t>(sizeof(Offer));
   }

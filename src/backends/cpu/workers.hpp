@@ -10,8 +10,8 @@
 
 namespace deep_ep::cpu {
 
-/// A fixed team: the calling thread and `num_threads - 1` others, which start at the first use that needs
-/// them and sleep in between.
+/// A fixed team: the calling thread and `num_threads - 1` others, which start at the first use that
+/// needs them and sleep in between.
 class Workers {
  public:
   explicit Workers(int num_threads) : num_threads_(num_threads) {}
@@ -47,7 +47,8 @@ class Workers {
   std::atomic<std::int64_t> next_ = 0;
 };
 
-/// Threads a rank should use: `EP_CPU_THREADS`, else its share of the cores this process may run on.
+/// Threads a rank should use: `EP_CPU_THREADS`, else its share of the cores this process may run
+/// on.
 int default_num_threads(int num_ranks_on_host);
 
 /// Cores that this process may run on.

@@ -60,7 +60,8 @@ TEST_F(ArenaTest, SaysHowMuchIsHeldWhenThereIsNoRoom) {
     FAIL() << "no Error was thrown";
   } catch (const Error& error) {
     EXPECT_EQ(error.code(), ErrorCode::kSystem);
-    EXPECT_NE(std::string(error.what()).find(std::to_string(60 * kMiB)), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find(std::to_string(60 * kMiB)), std::string::npos)
+        << error.what();
   }
 }
 

@@ -11,8 +11,8 @@ namespace deep_ep::cpu {
 namespace {
 
 // The slow way, from the words of rows.hpp.
-std::uint16_t sum_of(const std::vector<std::vector<std::uint16_t>>& rows, const std::vector<std::uint8_t>& groups,
-                     std::size_t column) {
+std::uint16_t sum_of(const std::vector<std::vector<std::uint16_t>>& rows,
+                     const std::vector<std::uint8_t>& groups, std::size_t column) {
   float total = 0.0F;
   std::size_t row = 0;
   for (const std::uint8_t size : groups) {
@@ -37,7 +37,8 @@ TEST_P(RowSumTest, EqualsTheSlowSumForEveryWidthAndMode) {
     std::vector<std::vector<std::uint16_t>> rows(num_rows, std::vector<std::uint16_t>(hidden));
     std::vector<const std::uint16_t*> pointers;
     for (auto& row : rows) {
-      for (auto& value : row) value = static_cast<std::uint16_t>(random());  // NaN and Inf among them
+      for (auto& value : row)
+        value = static_cast<std::uint16_t>(random());  // NaN and Inf among them
       pointers.push_back(row.data());
     }
     for (const StoreMode mode : {StoreMode::kCached, StoreMode::kStreaming}) {
@@ -47,7 +48,8 @@ TEST_P(RowSumTest, EqualsTheSlowSumForEveryWidthAndMode) {
       for (std::size_t i = 0; i < hidden; ++i) {
         const std::uint16_t expected = sum_of(rows, GetParam(), i);
         if (float_from_bf16(expected) != float_from_bf16(expected)) {
-          ASSERT_NE(float_from_bf16(result[i]), float_from_bf16(result[i])) << "hidden " << hidden << " at " << i;
+          ASSERT_NE(float_from_bf16(result[i]), float_from_bf16(result[i]))
+              << "hidden " << hidden << " at " << i;
         } else {
           ASSERT_EQ(result[i], expected) << "hidden " << hidden << " at " << i;
         }
@@ -57,12 +59,12 @@ TEST_P(RowSumTest, EqualsTheSlowSumForEveryWidthAndMode) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Groups, RowSumTest,
-                         testing::Values(std::vector<std::uint8_t>{}, std::vector<std::uint8_t>{1},
-                                         std::vector<std::uint8_t>{1, 1}, std::vector<std::uint8_t>{2},
-                                         std::vector<std::uint8_t>{1, 3, 1, 2},
-                                         std::vector<std::uint8_t>(8, 1), std::vector<std::uint8_t>(34, 1),
-                                         std::vector<std::uint8_t>{1, 1, 32}));
+INSTANTIATE_TEST_SUITE_P(
+    Groups, RowSumTest,
+    testing::Values(std::vector<std::uint8_t>{}, std::vector<std::uint8_t>{1},
+                    std::vector<std::uint8_t>{1, 1}, std::vector<std::uint8_t>{2},
+                    std::vector<std::uint8_t>{1, 3, 1, 2}, std::vector<std::uint8_t>(8, 1),
+                    std::vector<std::uint8_t>(34, 1), std::vector<std::uint8_t>{1, 1, 32}));
 
 TEST(CopyRowTest, CopiesAnyAlignmentAndLength) {
   std::vector<unsigned char> source(600);

@@ -13,7 +13,8 @@ using std::chrono::milliseconds;
 const auto kNever = [] { return false; };
 
 // Eager, yielding, and one that goes to sleep at once.
-const WaitPolicy kPolicies[] = {{}, {.num_spins = 0}, {.num_spins = 0, .yield_for = milliseconds(0)}};
+const WaitPolicy kPolicies[] = {
+    {}, {.num_spins = 0}, {.num_spins = 0, .yield_for = milliseconds(0)}};
 
 TEST(SignalTest, CarriesWhatWasWrittenBeforeRoundAfterRound) {
   for (const WaitPolicy& policy : kPolicies) {
@@ -46,7 +47,8 @@ TEST(SignalTest, EndsWhenToldToStop) {
   Signal signal;
   std::atomic<bool> stop = false;
   std::thread other([&] { stop = true; });
-  EXPECT_FALSE(wait_at_least(signal, 1, {}, Clock::now() + std::chrono::seconds(60), [&] { return stop.load(); }));
+  EXPECT_FALSE(wait_at_least(signal, 1, {}, Clock::now() + std::chrono::seconds(60),
+                             [&] { return stop.load(); }));
   other.join();
 }
 
