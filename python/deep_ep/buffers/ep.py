@@ -390,8 +390,8 @@ class EPBuffer:
 
         Raises:
             TypeError: An argument has the wrong type.
-            ContractError: An argument breaks its rule. The other ranks' call then throws RuntimeError
-                with the same text, and the buffer stays usable; so it is with TypeError.
+            ContractError: An argument breaks its rule. The other ranks' call then raises
+                RuntimeError with the same text, and the buffer stays usable. Likewise TypeError.
             TimeoutError: A rank did not make this call in time; the buffer takes no more calls.
             RuntimeError: The buffer was destroyed, or a rank is gone.
         """
@@ -508,8 +508,8 @@ class EPBuffer:
 
         Raises:
             TypeError: An argument has the wrong type.
-            ContractError: An argument breaks its rule. The other ranks' call then throws RuntimeError
-                with the same text, and the buffer stays usable; so it is with TypeError.
+            ContractError: An argument breaks its rule. The other ranks' call then raises
+                RuntimeError with the same text, and the buffer stays usable. Likewise TypeError.
             TimeoutError: A rank did not make this call in time; the buffer takes no more calls.
             RuntimeError: The buffer was destroyed, or a rank is gone.
         """
