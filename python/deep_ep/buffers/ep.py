@@ -132,7 +132,7 @@ class EPBuffer:
             raise NotImplementedError(
                 "lb_allocation_plan_or_num_bytes must be 0: load balancing is not offered"
             )
-        if "torch" in sys.modules:  # before torch.compile sees a call
+        if sys.modules.get("torch") is not None:  # before torch.compile sees a call
             load_torch_glue("EPBuffer")
         bootstrap = comm.bootstrap_of(group)
         # What the C++ side does not know; it compares the rest itself.
