@@ -18,7 +18,7 @@ BufferSizeHint EPBuffer::size_hint(const Topology& logical, int num_max_tokens_p
   const std::int64_t tokens = num_max_tokens_per_rank;
   const std::int64_t recv_tokens = tokens * logical.num_ranks;
   // Expanded rows may be more; a balanced gate gives each rank num_topk a token.
-  const std::int64_t recv_rows = std::max<std::int64_t>(recv_tokens, tokens * num_topk);
+  const std::int64_t recv_rows = std::max(recv_tokens, tokens * topk);
   const std::int64_t other_nodes = logical.num_scaleout_ranks - 1;
   const std::int64_t bf16_row = 2 * std::int64_t{hidden};
 
