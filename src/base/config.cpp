@@ -60,8 +60,6 @@ int buffer_debug() { return read_int(kBufferDebug, std::numeric_limits<int>::max
 
 int cpu_threads() { return read_int(kCpuThreads, 1024); }
 
-int debug_checks() { return read_int(kDebugChecks, std::numeric_limits<int>::max()); }
-
 int test_delay_us() { return read_int(kTestDelayUs, 1000000); }
 
 }  // namespace deep_ep::config

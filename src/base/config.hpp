@@ -31,9 +31,6 @@ inline constexpr Variable kCpuThreads{"EP_CPU_THREADS",
                                       "worker threads of a rank on the CPU backend; 0 chooses by "
                                       "the number of processors and ranks",
                                       "0"};
-inline constexpr Variable kDebugChecks{
-    "EP_DEBUG_CHECKS", "above 0, checks that cost time also run, such as those of every index",
-    "0"};
 
 inline constexpr Variable kTestDelayUs{
     "EP_TEST_DELAY_US",
@@ -41,8 +38,8 @@ inline constexpr Variable kTestDelayUs{
     "0"};
 
 /// All of them.
-inline constexpr std::array kVariables{kHostId,     kTimeoutSecs, kBufferDebug,
-                                       kCpuThreads, kDebugChecks, kTestDelayUs};
+inline constexpr std::array kVariables{kHostId, kTimeoutSecs, kBufferDebug, kCpuThreads,
+                                       kTestDelayUs};
 
 /// EP_HOST_ID, nothing if unset.
 std::optional<std::string> host_id();
@@ -55,9 +52,6 @@ int buffer_debug();
 
 /// EP_CPU_THREADS. Throws kInvalidArgument unless it is an integer in [0, 1024].
 int cpu_threads();
-
-/// EP_DEBUG_CHECKS. Throws kInvalidArgument unless it is an integer of at least 0.
-int debug_checks();
 
 /// EP_TEST_DELAY_US. Throws kInvalidArgument unless it is an integer in [0, 10^6].
 int test_delay_us();

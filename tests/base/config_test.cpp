@@ -28,7 +28,7 @@ TEST_F(ConfigTest, HasTheDocumentedDefaults) {
   EXPECT_EQ(config::timeout_or(seconds(7)), seconds(7));
   EXPECT_EQ(config::buffer_debug(), 0);
   EXPECT_EQ(config::cpu_threads(), 0);
-  EXPECT_EQ(config::debug_checks(), 0);
+  EXPECT_EQ(config::test_delay_us(), 0);
 }
 
 TEST_F(ConfigTest, ReadsAVariableWhenItIsUsed) {

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "base/check.hpp"
+#include "backends/cpu/new_handle.hpp"
 #include "core/token_slot.hpp"
 
 namespace deep_ep::cpu {
@@ -22,14 +22,6 @@ Tensor lend_scales(Arena& arena, const DispatchPlan& plan, std::int64_t num_rows
   return sf;
 }
 
-std::span<std::int32_t> ints(const Tensor& tensor) {
-  return {tensor.as<std::int32_t>(), static_cast<std::size_t>(tensor.view.num_elements())};
-}
-
-Tensor private_ints(std::int64_t size) {
-  return make_private_tensor(TensorView::vector(nullptr, DType::kInt32, size));
-}
-
 }  // namespace
 
 Dispatch::Dispatch(const DispatchArgs& args, const DispatchPlan& plan, Arena& arena)
@@ -43,31 +35,11 @@ Dispatch::Dispatch(const DispatchArgs& args, const DispatchPlan& plan, Arena& ar
     tell_shapes();
     return;
   }
-  new_handle_ = std::make_shared<EPHandle>();
-  EPHandle& handle = *new_handle_;
-  handle.num_experts = shape.num_experts;
-  handle.num_topk = shape.num_topk;
-  handle.expert_alignment = shape.expert_alignment;
-  handle.num_max_tokens_per_rank = static_cast<int>(plan.num_max_tokens_per_rank);
-  handle.num_sms = plan.num_sms;
-  handle.do_expand = shape.do_expand;
-  handle.has_exact_counts = plan.has_exact_counts;
-  handle.idx_dtype = plan.idx_dtype;
-  handle.topology = shape.topology;
-  handle.num_tokens = plan.num_tokens;
-  handle.psum_num_recv_tokens_per_scaleup_rank = private_ints(shape.topology.num_scaleup_ranks);
-  handle.psum_num_recv_tokens_per_expert = private_ints(shape.num_local_experts());
-  handle.num_unaligned_recv_tokens_per_expert = private_ints(shape.num_local_experts());
-  handle.dst_rows = make_private_tensor(
-      TensorView::matrix(nullptr, DType::kInt32, plan.num_tokens, shape.num_topk));
+  new_handle_ = make_handle(plan);
   outputs_.handle = new_handle_;
   if (!plan.has_exact_counts) {
-    RoutingShape expanded = shape;
-    expanded.do_expand = true;
-    handle.num_recv_tokens = shape.num_ranks() * plan.num_max_tokens_per_rank;
-    handle.num_expanded_tokens = worst_case_rows(expanded, plan.num_max_tokens_per_rank);
     lend_outputs(arena, worst_case_rows(shape, plan.num_max_tokens_per_rank),
-                 handle.num_recv_tokens);
+                 new_handle_->num_recv_tokens);
     tell_shapes();
   }
 }
@@ -173,42 +145,12 @@ void Dispatch::place(CallContext& context, const CountMatrix& counts) {
     }
   }
   routing_ = new_routing_;
-  fill_handle(context);
-}
-
-void Dispatch::fill_handle(const CallContext& context) {
-  const RoutingShape& shape = plan_.shape;
-  const ReceiveCounts& received = routing_->received;
-  EPHandle& handle = *new_handle_;
-  if (!are_shapes_known_) {
-    handle.num_recv_tokens = received.num_tokens;
-    handle.num_expanded_tokens = received.num_aligned_rows;
-    for (const std::int64_t num_tokens : received.expert_counts) {
-      handle.num_recv_tokens_per_expert_list.push_back(
-          align_up(num_tokens, shape.expert_alignment));
-    }
-    lend_outputs(context.arena, shape.do_expand ? received.num_aligned_rows : received.num_tokens,
-                 received.num_tokens);
-  }
-  const auto per_place = ints(handle.psum_num_recv_tokens_per_scaleup_rank);
-  for (int source = 0; source < shape.num_ranks(); ++source) {
-    per_place[static_cast<std::size_t>(source % shape.topology.num_scaleup_ranks)] +=
-        received.tokens_from_source[static_cast<std::size_t>(source)];
-  }
-  for (std::size_t place = 1; place < per_place.size(); ++place)
-    per_place[place] += per_place[place - 1];
-  for (std::size_t e = 0; e < received.expert_counts.size(); ++e) {
-    const std::int64_t num_tokens = received.expert_counts[e];
-    const std::int64_t in_rows =
-        shape.do_expand ? num_tokens : align_up(num_tokens, shape.expert_alignment);
-    ints(handle.num_unaligned_recv_tokens_per_expert)[e] = static_cast<std::int32_t>(num_tokens);
-    ints(handle.psum_num_recv_tokens_per_expert)[e] =
-        static_cast<std::int32_t>(received.expert_starts[e] + in_rows);
-  }
-  std::ranges::transform(routing_->own.lanes, handle.dst_rows.as<std::int32_t>(),
-                         [](const Lane& lane) { return lane.row; });
-  handle.routing = routing_;
-  if (!are_shapes_known_) tell_shapes();
+  fill_handle(*new_handle_, plan_, routing_);
+  if (are_shapes_known_) return;
+  lend_outputs(context.arena,
+               shape.do_expand ? routing.received.num_aligned_rows : routing.received.num_tokens,
+               routing.received.num_tokens);
+  tell_shapes();
 }
 
 void Dispatch::clear_padding() const {

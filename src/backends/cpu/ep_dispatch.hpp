@@ -38,7 +38,6 @@ class Dispatch : public DispatchCall {
   void lend_outputs(Arena& arena, std::int64_t num_rows, std::int64_t num_recv_tokens);
   void tell_shapes();
   void place(CallContext& context, const CountMatrix& counts);
-  void fill_handle(const CallContext& context);
   void clear_padding() const;
   void offer(CallContext& context);
   void send_to_other_domains(CallContext& context) const;
