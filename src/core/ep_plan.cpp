@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
-#include <string>
+#include <ostream>
 
 #include "base/check.hpp"
 
@@ -11,26 +11,30 @@ namespace deep_ep {
 
 namespace {
 
-std::string shape_text(const TensorView& view) {
-  if (!view.is_given()) return "none";
-  std::string text = concat("[", view.shape[0]);
-  if (view.num_dims == 2) text += concat(", ", view.shape[1]);
-  return text + "] " + name_of(view.dtype);
-}
+/// A tensor's shape and dtype in a message; becomes text only if the message is needed.
+struct ShapeText {
+  const TensorView& view;
+  friend std::ostream& operator<<(std::ostream& out, const ShapeText& text) {
+    const TensorView& view = text.view;
+    if (!view.is_given()) return out << "none";
+    out << "[" << view.shape[0];
+    if (view.num_dims == 2) out << ", " << view.shape[1];
+    return out << "] " << name_of(view.dtype);
+  }
+};
 
 void require_matrix(const char* name, const TensorView& view, std::int64_t rows,
                     std::int64_t columns, DType dtype) {
   require(view.num_dims == 2 && view.shape[0] == rows && view.shape[1] == columns &&
               view.dtype == dtype,
-          name, " must be [", rows, ", ", columns, "] ", name_of(dtype), ", got ",
-          shape_text(view));
+          name, " must be [", rows, ", ", columns, "] ", name_of(dtype), ", got ", ShapeText{view});
   require(view.is_contiguous(), name, " must be contiguous, got strides (", view.strides[0], ", ",
-          view.strides[1], ") for shape ", shape_text(view));
+          view.strides[1], ") for shape ", ShapeText{view});
 }
 
 void require_vector(const char* name, const TensorView& view, std::int64_t size, DType dtype) {
   require(view.num_dims == 1 && view.shape[0] == size && view.dtype == dtype, name, " must be [",
-          size, "] ", name_of(dtype), ", got ", shape_text(view));
+          size, "] ", name_of(dtype), ", got ", ShapeText{view});
   require(view.is_contiguous(), name, " must be contiguous, got stride ", view.strides[0]);
 }
 
@@ -43,24 +47,24 @@ void check_x(const DispatchArgs& args, DispatchPlan& plan) {
   const TensorView& x = args.x;
   require(x.num_dims == 2 && (x.dtype == DType::kBFloat16 || x.dtype == DType::kFloat8E4M3 ||
                               x.dtype == DType::kUInt8),
-          "x must be [num_tokens, hidden] bfloat16, float8_e4m3fn or uint8, got ", shape_text(x));
+          "x must be [num_tokens, hidden] bfloat16, float8_e4m3fn or uint8, got ", ShapeText{x});
   require(x.is_contiguous(), "x must be contiguous, got strides (", x.strides[0], ", ",
-          x.strides[1], ") for shape ", shape_text(x));
+          x.strides[1], ") for shape ", ShapeText{x});
   plan.num_tokens = x.shape[0];
   plan.hidden = x.shape[1];
   plan.x_dtype = x.dtype;
   plan.row_bytes = plan.hidden * size_of(x.dtype);
   require(plan.row_bytes > 0 && plan.row_bytes % 2 == 0,
           "a row of x must have a positive, even number of bytes, got ", plan.row_bytes,
-          " for shape ", shape_text(x));
+          " for shape ", ShapeText{x});
   if (!args.x_sf.is_given()) return;
   const TensorView& sf = args.x_sf;
   require(x.dtype != DType::kBFloat16,
-          "scale factors go with float8_e4m3fn (or uint8) data, got x ", shape_text(x));
+          "scale factors go with float8_e4m3fn (or uint8) data, got x ", ShapeText{x});
   require(sf.num_dims == 2 && sf.shape[0] == plan.num_tokens && sf.shape[1] > 0 &&
               (sf.dtype == DType::kFloat32 || sf.dtype == DType::kInt32),
           "scale factors must be [", plan.num_tokens, ", packs] float32 or int32, got ",
-          shape_text(sf));
+          ShapeText{sf});
   plan.num_sf_packs = sf.shape[1];
   plan.sf_dtype = sf.dtype;
 }
@@ -101,9 +105,9 @@ void check_routing(const DispatchArgs& args, const EPBufferOptions& options,
   const TensorView& ids = args.topk_idx;
   shape.topology = logical;
   require(ids.num_dims == 2 && (ids.dtype == DType::kInt64 || ids.dtype == DType::kInt32),
-          "topk_idx must be [num_tokens, num_topk] int64 or int32, got ", shape_text(ids));
+          "topk_idx must be [num_tokens, num_topk] int64 or int32, got ", ShapeText{ids});
   require(ids.shape[0] == plan.num_tokens, "topk_idx must have a row for each of the ",
-          plan.num_tokens, " tokens of x, got ", shape_text(ids));
+          plan.num_tokens, " tokens of x, got ", ShapeText{ids});
   require(ids.is_contiguous(), "topk_idx must be contiguous, got strides (", ids.strides[0], ", ",
           ids.strides[1], ")");
   require(ids.shape[1] >= 1 && ids.shape[1] <= kMaxTopk, "num_topk must be 1 to ", kMaxTopk,
@@ -228,9 +232,9 @@ CombinePlan plan_combine(const CombineArgs& args, const Topology& logical) {
   plan.hidden = args.x.shape[1];
   plan.row_bytes = plan.hidden * size_of(DType::kBFloat16);
   require(args.x.num_dims == 2 && args.x.dtype == DType::kBFloat16 && plan.hidden > 0,
-          "x must be [rows, hidden] bfloat16, got ", shape_text(args.x));
+          "x must be [rows, hidden] bfloat16, got ", ShapeText{args.x});
   require(args.x.is_contiguous(), "x must be contiguous, got strides (", args.x.strides[0], ", ",
-          args.x.strides[1], ") for shape ", shape_text(args.x));
+          args.x.strides[1], ") for shape ", ShapeText{args.x});
   const std::int64_t num_rows =
       handle.do_expand ? handle.num_expanded_tokens : handle.num_recv_tokens;
   require(handle.do_expand ? plan.num_rows >= num_rows : plan.num_rows == num_rows, "x must have ",

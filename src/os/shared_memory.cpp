@@ -50,12 +50,4 @@ Mapping::Mapping(int fd, std::int64_t num_bytes) {
   handle_.reset({.data = data, .num_bytes = size});
 }
 
-void Mapping::advise_huge_pages() const noexcept {
-  constexpr std::int64_t kHugePageBytes = std::int64_t{2} << 20;  // x86-64; arm64 with 4 KiB pages
-  if (num_bytes() >= kHugePageBytes) {
-    // EINVAL where the kernel has no transparent huge pages: the mapping works as before
-    ::madvise(handle_.get().data, handle_.get().num_bytes, MADV_HUGEPAGE);
-  }
-}
-
 }  // namespace deep_ep

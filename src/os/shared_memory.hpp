@@ -48,11 +48,6 @@ class Mapping {
   std::span<std::byte> bytes() const noexcept { return {data(), handle_.get().num_bytes}; }
   explicit operator bool() const noexcept { return static_cast<bool>(handle_); }
 
-  /// Asks for huge pages: fewer TLB misses, where the system allows them for shared memory. Advice
-  /// only; does nothing for a mapping too small to hold one. Do not ask for it where untouched
-  /// parts must stay without memory: a touch then takes the whole huge page.
-  void advise_huge_pages() const noexcept;
-
  private:
   Unique<MappingTraits> handle_;
 };

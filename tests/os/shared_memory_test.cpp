@@ -56,7 +56,6 @@ TEST(SharedMemoryTest, OutlivesItsDescriptor) {
 TEST(SharedMemoryTest, ReleasedPagesReadAsZerosAndTakeNoMemory) {
   const UniqueFd fd = create_shared_memory("test", 4 * kMiB);
   const Mapping mapping(fd.get(), 4 * kMiB);
-  mapping.advise_huge_pages();
   for (std::byte& byte : mapping.bytes()) byte = std::byte{7};
   const std::int64_t before = allocated_bytes(fd);
   release_pages(fd.get(), 0, 2 * kMiB);

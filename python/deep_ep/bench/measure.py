@@ -59,7 +59,7 @@ def measure_on_rank(
     buffer = EPBuffer(group, **sizes, explicitly_destroy=True)
     bench = Bench(rank, shape, buffer)
     for operation, layout, dtype in case_names(operations, layouts, dtypes):
-        result = _measure(bench, rank, operation, layout, dtype, num_iters)
+        result = _measure(bench, buffer, operation, layout, dtype, num_iters)
         if rank.idx == 0:
             rank.report(result)
         gc.collect()  # what the case held goes back to the window before the next one
@@ -70,7 +70,7 @@ def measure_on_rank(
 
 
 def _measure(
-    bench: Bench, rank: Rank, operation: str, layout: str, dtype: str, num_iters: int
+    bench: Bench, buffer: EPBuffer, operation: str, layout: str, dtype: str, num_iters: int
 ) -> Result:
     case = bench.make(operation, layout, dtype)
     case.check(case.run(), case.run_peer())
@@ -79,9 +79,9 @@ def _measure(
     ceiling = minimum(case.ceiling())
     dist.barrier()
     sum8 = minimum(case.sum8()) if case.sum8 is not None else 0.0
-    seconds = time_collective(case.run, rank, num_iters, _NUM_WARMUPS)
+    seconds = time_collective(case.run, buffer.barrier, num_iters, _NUM_WARMUPS)
     num_peer_iters = min(num_iters, _NUM_MAX_PEER_ITERS)
-    peer_seconds = time_collective(case.run_peer, rank, num_peer_iters, num_warmups=1)
+    peer_seconds = time_collective(case.run_peer, buffer.barrier, num_peer_iters, num_warmups=1)
     return Result(
         op=operation if layout == "compact" else f"{operation}_{layout}",
         dtype=dtype,

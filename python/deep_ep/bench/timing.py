@@ -1,4 +1,4 @@
-"""Times a collective operation: from a start common to all ranks until the last rank has ended."""
+"""Times a collective operation: from when the last rank starts until the last rank has ended."""
 
 from __future__ import annotations
 
@@ -9,29 +9,26 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .ranks import Rank, num_cores
-
-# Within this the ranks learn of the common start.
-_LEAD_SECS = 0.001
-
 
 def time_collective(
-    operation: Callable[[], Any], rank: Rank, num_iters: int, num_warmups: int
+    operation: Callable[[], Any], meet: Callable[[], None], num_iters: int, num_warmups: int
 ) -> list[float]:
     """Seconds of each iteration, the same on all ranks. Collective.
 
-    The clock is the host's monotonic one, which all processes share. What an iteration returned is
-    freed before the next one starts, outside the time.
+    The iterations follow each other at once, as layers do: `meet` is a barrier that takes little
+    time itself, so that the caches hold what the iteration before left in them. The clock is the
+    host's monotonic one, which all processes share. What an iteration returned is freed before the
+    next one starts, outside the time.
     """
-    seconds = []
-    for iteration in range(num_warmups + num_iters):
-        start = _common_start(rank)
+    starts, ends = [], []
+    for _ in range(num_warmups + num_iters):
+        meet()
+        starts.append(time.monotonic())
         result = operation()
-        end = _maximum(time.monotonic())
+        ends.append(time.monotonic())
         del result
-        if iteration >= num_warmups:
-            seconds.append(end - start)
-    return seconds
+    seconds = _maximum(ends) - _maximum(starts)
+    return seconds[num_warmups:].tolist()
 
 
 def quantile(seconds: list[float], fraction: float) -> float:
@@ -49,21 +46,10 @@ def mean(value: float) -> float:
 
 def minimum(value: float) -> float:
     """The smallest over ranks. Collective."""
-    return -_maximum(-value)
+    return -_maximum([-value]).item()
 
 
-def _maximum(value: float) -> float:
-    largest = torch.tensor(value, dtype=torch.float64)
+def _maximum(values: list[float]) -> torch.Tensor:
+    largest = torch.tensor(values, dtype=torch.float64)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    return largest.item()
-
-
-def _common_start(rank: Rank) -> float:
-    start = _maximum(time.monotonic() + _LEAD_SECS)
-    if rank.num_ranks > num_cores():
-        time.sleep(max(0.0, start - time.monotonic()))
-    else:
-        # Waking up from a sleep would cost more than a small exchange takes.
-        while time.monotonic() < start:
-            pass
-    return start
+    return largest

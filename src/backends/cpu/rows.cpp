@@ -6,6 +6,7 @@
 #include <hwy/foreach_target.h>  // compiles this file once for each instruction set
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <cstring>
 
 HWY_BEFORE_NAMESPACE();
@@ -52,71 +53,80 @@ HWY_INLINE FloatVec Odd(WordVec words) {
   return hn::BitCast(Floats(), hn::And(words, hn::Set(Words(), 0xffff0000u)));
 }
 
-// Rounds to BF16, nearest even, in the upper half of each word; NaN stays a quiet NaN.
-HWY_INLINE WordVec RoundUpper(FloatVec value) {
-  const Words d;
-  const WordVec bits = hn::BitCast(d, value);
-  const WordVec last = hn::And(hn::ShiftRight<16>(bits), hn::Set(d, 1u));
-  const WordVec rounded = hn::Add(bits, hn::Add(last, hn::Set(d, 0x7fffu)));
-  const WordVec quiet = hn::Or(bits, hn::Set(d, 0x00400000u));
-  const auto is_nan = hn::RebindMask(d, hn::IsNaN(value));
-  return hn::And(hn::IfThenElse(is_nan, quiet, rounded), hn::Set(d, 0xffff0000u));
-}
-
 struct Pair {
   FloatVec even, odd;
 };
-
-HWY_INLINE WordVec Pack(const Pair& sum) {
-  return hn::Or(hn::ShiftRight<16>(RoundUpper(sum.even)), RoundUpper(sum.odd));
-}
 
 HWY_INLINE void Accumulate(Pair& sum, WordVec words) {
   sum.even = hn::Add(sum.even, Even(words));
   sum.odd = hn::Add(sum.odd, Odd(words));
 }
 
-// The sum of one vector of words at `offset` (in 16-bit values) of all rows.
-template <bool kHasGroups>
-HWY_INLINE WordVec SumAt(const RowSum& sum, std::size_t offset) {
+// The bits of a float with its upper half rounded to BF16, nearest even. A sum of BF16 values that
+// is NaN has a lower half of zeros, so nothing carries into the upper one and it stays that NaN.
+HWY_INLINE WordVec RoundUpper(FloatVec value) {
   const Words d;
-  const auto load = [&](const std::uint16_t* row) {
-    return hn::LoadU(d, reinterpret_cast<const std::uint32_t*>(row + offset));
-  };
+  const WordVec bits = hn::BitCast(d, value);
+  const WordVec last = hn::And(hn::ShiftRight<16>(bits), hn::Set(d, 1u));
+  return hn::Add(hn::Add(bits, hn::Set(d, 0x7fffu)), last);
+}
+
+HWY_INLINE WordVec Pack(const Pair& sum) {
+  const WordVec odd = hn::And(RoundUpper(sum.odd), hn::Set(Words(), 0xffff0000u));
+  return hn::Or(hn::ShiftRight<16>(RoundUpper(sum.even)), odd);
+}
+
+// Sums kNum vectors of words of all rows, starting at value `offset`. Several at a time hide how
+// long each addition takes.
+template <bool kHasGroups, int kNum>
+HWY_INLINE void SumAt(std::uint32_t* HWY_RESTRICT target, const RowSum& sum, std::size_t offset,
+                      bool streams) {
+  const Words d;
+  const std::size_t lanes = hn::Lanes(d);
   const Pair zero = {hn::Zero(Floats()), hn::Zero(Floats())};
-  Pair total = zero;
+  Pair total[kNum];
+  std::fill_n(total, kNum, zero);
+  const auto add = [&](Pair* pairs, const std::uint16_t* row) HWY_ATTR {
+    const auto* words = reinterpret_cast<const std::uint32_t*>(row + offset);
+    for (int i = 0; i < kNum; ++i) Accumulate(pairs[i], hn::LoadU(d, words + i * lanes));
+  };
   if constexpr (!kHasGroups) {
-    for (const std::uint16_t* row : sum.rows) Accumulate(total, load(row));
+    for (const std::uint16_t* row : sum.rows) add(total, row);
   } else {
     const std::uint16_t* const* row = sum.rows.data();
     for (const std::uint8_t size : sum.group_sizes) {
       if (size == 1) {
-        Accumulate(total, load(*row++));
+        add(total, *row++);
         continue;
       }
-      Pair group = zero;
-      for (int i = 0; i < size; ++i) Accumulate(group, load(*row++));
-      Accumulate(total, Pack(group));
+      Pair group[kNum];
+      std::fill_n(group, kNum, zero);
+      for (int i = 0; i < size; ++i) add(group, *row++);
+      for (int i = 0; i < kNum; ++i) Accumulate(total[i], Pack(group[i]));
     }
   }
-  return Pack(total);
+  for (int i = 0; i < kNum; ++i) {
+    if (streams) {
+      hn::Stream(Pack(total[i]), d, target + i * lanes);
+    } else {
+      hn::StoreU(Pack(total[i]), d, target + i * lanes);
+    }
+  }
 }
 
 template <bool kHasGroups>
 void SumAll(std::uint16_t* HWY_RESTRICT target, const RowSum& sum, std::size_t hidden,
             bool streams) {
-  const Words d;
-  const std::size_t lanes = 2 * hn::Lanes(d);  // values
+  constexpr int kNum = 2;
+  const std::size_t lanes = 2 * hn::Lanes(Words());  // values
   const auto words = [](std::uint16_t* values) { return reinterpret_cast<std::uint32_t*>(values); };
   streams = streams && reinterpret_cast<std::uintptr_t>(target) % (2 * lanes) == 0;
   std::size_t i = 0;
+  for (; i + kNum * lanes <= hidden; i += kNum * lanes) {
+    SumAt<kHasGroups, kNum>(words(target + i), sum, i, streams);
+  }
   for (; i + lanes <= hidden; i += lanes) {
-    const WordVec packed = SumAt<kHasGroups>(sum, i);
-    if (streams) {
-      hn::Stream(packed, d, words(target + i));
-    } else {
-      hn::StoreU(packed, d, words(target + i));
-    }
+    SumAt<kHasGroups, 1>(words(target + i), sum, i, streams);
   }
   if (i == hidden) return;
   // The rest goes through one vector's worth of padded copies.
@@ -131,7 +141,7 @@ void SumAll(std::uint16_t* HWY_RESTRICT target, const RowSum& sum, std::size_t h
   }
   const RowSum rest = {.rows = {rows, num_rows}, .group_sizes = sum.group_sizes};
   std::uint16_t last[kMostLanes];
-  hn::StoreU(SumAt<kHasGroups>(rest, 0), d, words(last));
+  SumAt<kHasGroups, 1>(words(last), rest, 0, false);
   std::memcpy(target + i, last, 2 * (hidden - i));
 }
 

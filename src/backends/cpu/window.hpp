@@ -3,8 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
-#include <vector>
+#include <span>
 
 #include "backends/cpu/window_layout.hpp"
 #include "os/fd.hpp"
