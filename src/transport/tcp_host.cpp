@@ -27,7 +27,7 @@ using asio::ip::tcp;
 
 /// A rank sends its hello at once; a stranger that sends nothing keeps a descriptor no longer than
 /// this.
-constexpr std::chrono::seconds kHelloLimit{5};
+constexpr std::chrono::seconds kVisitorLimit{5};
 
 /// An answer fits into the send buffer; this bounds the wait for a client that has none free.
 constexpr std::chrono::seconds kAnswerLimit{1};
@@ -35,7 +35,7 @@ constexpr std::chrono::seconds kAnswerLimit{1};
 /// One that has connected and not yet shown who it is.
 struct Visitor {
   explicit Visitor(tcp::socket connected)
-      : socket(std::move(connected)), timer(socket.get_executor(), kHelloLimit) {}
+      : socket(std::move(connected)), timer(socket.get_executor(), kVisitorLimit) {}
 
   tcp::socket socket;
   asio::steady_timer timer;

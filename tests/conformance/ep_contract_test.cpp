@@ -22,7 +22,7 @@ ProblemShape two_ranks() {
   return {.num_scaleup_ranks = 2, .hidden = 16, .num_topk = 2, .num_local_experts = 2};
 }
 
-EPBufferOptions buffer_options(const ProblemShape& shape, double timeout_secs = 20) {
+EPBufferOptions contract_options(const ProblemShape& shape, double timeout_secs = 20) {
   return {.num_max_tokens_per_rank = shape.num_max_tokens_per_rank,
           .hidden = static_cast<int>(shape.hidden),
           .num_topk = shape.num_topk,
@@ -62,7 +62,7 @@ TEST(EpContractTest, ARefusedCallThrowsOnAllRanksAndTheBufferStaysUsable) {
     ProblemShape shape = two_ranks();
     shape.num_scaleout_ranks = num_domains;
     const Problem problem(shape);
-    run_problem(problem, buffer_options(shape), [&](EpRank& rank, EPBuffer& buffer) {
+    run_problem(problem, contract_options(shape), [&](EpRank& rank, EPBuffer& buffer) {
       const int rank_idx = buffer.logical_topology().rank_idx;
       OneToken token;
       DispatchArgs args = token.args();
@@ -88,7 +88,7 @@ TEST(EpContractTest, ARefusedCallThrowsOnAllRanksAndTheBufferStaysUsable) {
 
 TEST(EpContractTest, ARefusedAsyncCallThrowsWhereItIsWaitedFor) {
   const Problem problem(two_ranks());
-  run_problem(problem, buffer_options(problem.shape), [&](EpRank& rank, EPBuffer& buffer) {
+  run_problem(problem, contract_options(problem.shape), [&](EpRank& rank, EPBuffer& buffer) {
     OneToken token;
     DispatchArgs args = token.args();
     args.is_async = true;
@@ -112,7 +112,7 @@ TEST(EpContractTest, ARefusedAsyncCallThrowsWhereItIsWaitedFor) {
 
 TEST(EpContractTest, WhatFollowsARefusedAsyncCallIsRefusedToo) {
   const Problem problem(two_ranks());
-  run_problem(problem, buffer_options(problem.shape), [&](EpRank& rank, EPBuffer& buffer) {
+  run_problem(problem, contract_options(problem.shape), [&](EpRank& rank, EPBuffer& buffer) {
     const bool refuses = buffer.logical_topology().rank_idx == 1;
     OneToken token;
     DispatchArgs args = token.args();
@@ -171,7 +171,7 @@ TEST(EpContractTest, RanksThatDisagreeAboutACallAllLearnInWhat) {
        }},
   };
   const Problem problem(two_ranks());
-  run_problem(problem, buffer_options(problem.shape), [&](EpRank& rank, EPBuffer& buffer) {
+  run_problem(problem, contract_options(problem.shape), [&](EpRank& rank, EPBuffer& buffer) {
     for (const Difference& difference : differences) {
       SCOPED_TRACE(difference.text);
       OneToken token;
@@ -201,7 +201,7 @@ TEST(EpContractTest, CachedCallsAreRefusedUnlessTheyFitTheHandle) {
       {"num_max_tokens_per_rank", [](DispatchArgs& args) { args.num_max_tokens_per_rank = 3; }},
       {"tokens", [](DispatchArgs& args) { args.x.shape[0] += 1; }},
   };
-  run_problem(problem, buffer_options(problem.shape), [&](EpRank& rank, EPBuffer& buffer) {
+  run_problem(problem, contract_options(problem.shape), [&](EpRank& rank, EPBuffer& buffer) {
     const auto handle = rank.dispatch({});
     std::vector<std::uint16_t> x(static_cast<std::size_t>(handle->num_tokens + 1) * 16);
     for (const Misfit& misfit : misfits) {
@@ -221,7 +221,7 @@ TEST(EpContractTest, RepeatedExpertsWithoutRoomInTheWorstCaseAreRefused) {
   ProblemShape shape = two_ranks();
   shape.num_local_experts = 1;
   const Problem problem(shape);
-  run_problem(problem, buffer_options(shape), [&](EpRank&, EPBuffer& buffer) {
+  run_problem(problem, contract_options(shape), [&](EpRank&, EPBuffer& buffer) {
     OneToken token;
     token.topk_idx = {1, 1};
     DispatchArgs args = token.args();
@@ -237,7 +237,7 @@ TEST(EpContractTest, RepeatedExpertsWithoutRoomInTheWorstCaseAreRefused) {
 
 TEST(EpContractTest, OptionsMustBeEqualOnAllRanks) {
   const auto failures = run_ranks(make_rank_group(1, 3), [](std::shared_ptr<Bootstrap> bootstrap) {
-    EPBufferOptions options = buffer_options(two_ranks());
+    EPBufferOptions options = contract_options(two_ranks());
     options.allow_multiple_reduction = bootstrap->rank_idx() != 2;
     const EPBuffer buffer(std::move(bootstrap), options);
   });
@@ -259,7 +259,7 @@ TEST(EpContractTest, ACallThatARankMissesTimesOutAndEndsTheUseOfTheBuffer) {
         run_ranks(make_rank_group(num_domains, 2), [&](std::shared_ptr<Bootstrap> bootstrap) {
           const int rank_idx = bootstrap->rank_idx();
           auto& buffer = buffers[static_cast<std::size_t>(rank_idx)];
-          buffer = std::make_shared<EPBuffer>(std::move(bootstrap), buffer_options(shape, 0.3));
+          buffer = std::make_shared<EPBuffer>(std::move(bootstrap), contract_options(shape, 0.3));
           if (rank_idx != 0) return;
           OneToken token;
           DispatchArgs args = token.args();
@@ -275,7 +275,7 @@ TEST(EpContractTest, ACallThatARankMissesTimesOutAndEndsTheUseOfTheBuffer) {
 
 TEST(EpContractTest, PeersOfADestroyedBufferLearnThatItsRankIsGone) {
   const Problem problem(two_ranks());
-  run_problem(problem, buffer_options(problem.shape), [&](EpRank& rank, EPBuffer& buffer) {
+  run_problem(problem, contract_options(problem.shape), [&](EpRank& rank, EPBuffer& buffer) {
     rank.dispatch({});
     if (buffer.logical_topology().rank_idx == 1) {
       buffer.destroy();
@@ -290,7 +290,7 @@ TEST(EpContractTest, PeersOfADestroyedBufferLearnThatItsRankIsGone) {
 
 TEST(EpContractTest, LentMemoryOutlivesTheBuffer) {
   const Problem problem(two_ranks());
-  run_problem(problem, buffer_options(problem.shape), [&](EpRank& rank, EPBuffer& buffer) {
+  run_problem(problem, contract_options(problem.shape), [&](EpRank& rank, EPBuffer& buffer) {
     const Tensor lent = buffer.empty(3, 5, DType::kFloat32);
     EXPECT_TRUE(lent.view.is_contiguous());
     EXPECT_EQ(lent.view.shape, (std::array<std::int64_t, 2>{3, 5}));
@@ -305,10 +305,10 @@ TEST(EpContractTest, AHandleWorksInOtherBuffersOfTheSameRanksAndOutlivesItsOwn) 
   const Problem problem(two_ranks());
   const CombineCase compact(problem, 7, 16, false, 1, true);
   const auto failures = run_ranks(make_rank_group(1, 2), [&](std::shared_ptr<Bootstrap> bootstrap) {
-    EPBuffer second(bootstrap, buffer_options(problem.shape));
+    EPBuffer second(bootstrap, contract_options(problem.shape));
     std::shared_ptr<const EPHandle> handle;
     {
-      EPBuffer first(bootstrap, buffer_options(problem.shape));
+      EPBuffer first(bootstrap, contract_options(problem.shape));
       handle = EpRank(problem, first).dispatch({});
     }
     EpRank rank(problem, second);
@@ -324,7 +324,7 @@ TEST(EpContractTest, ManyHandlesMayBeAliveAndUsedInAnyOrder) {
   const Problem problem(shape);
   const CombineCase compact(problem, 8, 16, false, 0, true);
   const CombineCase expanded(problem, 9, 16, true, 0, true);
-  run_problem(problem, buffer_options(shape), [&](EpRank& rank, EPBuffer&) {
+  run_problem(problem, contract_options(shape), [&](EpRank& rank, EPBuffer&) {
     std::vector<std::shared_ptr<const EPHandle>> handles;
     for (int i = 0; i < 8; ++i) handles.push_back(rank.dispatch({.do_expand = i % 2 == 1}));
     for (const int i : {7, 0, 5, 2, 7, 6}) {
@@ -336,7 +336,7 @@ TEST(EpContractTest, ManyHandlesMayBeAliveAndUsedInAnyOrder) {
 
 TEST(EpContractTest, TheStatisticsGrowByWhatEachExpertReceives) {
   const Problem problem(two_ranks());
-  run_problem(problem, buffer_options(problem.shape), [&](EpRank&, EPBuffer& buffer) {
+  run_problem(problem, contract_options(problem.shape), [&](EpRank&, EPBuffer& buffer) {
     OneToken token;  // expert 0 on rank 0, expert 3 on rank 1, from both ranks
     std::array<std::int32_t, 2> stats = {10, 20};
     DispatchArgs args = token.args();
@@ -354,7 +354,7 @@ TEST(EpContractTest, ACallMayUseAnotherCapacityThanTheBuffer) {
   ProblemShape shape = two_ranks();
   shape.num_max_tokens_per_rank = 40;
   const Problem problem(shape);
-  EPBufferOptions options = buffer_options(shape);
+  EPBufferOptions options = contract_options(shape);
   options.num_max_tokens_per_rank = 3;
   options.hidden = 2;
   run_problem(problem, options, [&](EpRank&, EPBuffer& buffer) {
@@ -373,7 +373,7 @@ TEST(EpContractTest, ACallMayUseAnotherCapacityThanTheBuffer) {
 TEST(EpContractTest, ADeferredEpilogueReadsTheBiasWhenItRuns) {
   const Problem problem(two_ranks());
   const CombineCase without_bias(problem, 10, 16, false, 0, true);
-  run_problem(problem, buffer_options(problem.shape), [&](EpRank& rank, EPBuffer& buffer) {
+  run_problem(problem, contract_options(problem.shape), [&](EpRank& rank, EPBuffer& buffer) {
     const auto rank_idx = static_cast<std::size_t>(buffer.logical_topology().rank_idx);
     const auto handle = rank.dispatch({});
     const auto& input = without_bias.inputs[rank_idx];
@@ -396,7 +396,7 @@ TEST(EpContractTest, ADeferredEpilogueReadsTheBiasWhenItRuns) {
 
 TEST(EpContractTest, InputsAreReleasedWhenTheCallIsDone) {
   const Problem problem(two_ranks());
-  run_problem(problem, buffer_options(problem.shape), [&](EpRank&, EPBuffer& buffer) {
+  run_problem(problem, contract_options(problem.shape), [&](EpRank&, EPBuffer& buffer) {
     auto token = std::make_shared<OneToken>();
     DispatchArgs args = token->args();
     args.is_async = true;

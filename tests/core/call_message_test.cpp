@@ -9,7 +9,7 @@
 namespace deep_ep {
 namespace {
 
-struct CallMessageTest : testing::Test {
+struct CallMessageTest : ::testing::Test {
   RoutingShape shape{
       .topology = {.rank_idx = 0, .num_ranks = 2, .num_scaleout_ranks = 1, .num_scaleup_ranks = 2},
       .num_experts = 4,

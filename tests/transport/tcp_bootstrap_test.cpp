@@ -31,7 +31,7 @@ using testing::free_port;
 using testing::is_error;
 using testing::run_threads;
 
-constexpr seconds kLong{60};
+constexpr seconds kPatience{60};
 
 Bytes message_of(int rank, int round) {
   return Bytes(static_cast<std::size_t>((rank + round) % 5 * 1000),
@@ -40,7 +40,7 @@ Bytes message_of(int rank, int round) {
 
 /// One rank's part of a group that gathers `num_rounds` times.
 void gather_rounds(int rank, int num_ranks, const std::string& address, int port, int num_rounds) {
-  const auto bootstrap = make_tcp_bootstrap(rank, num_ranks, address, port, kLong);
+  const auto bootstrap = make_tcp_bootstrap(rank, num_ranks, address, port, kPatience);
   for (int round = 0; round < num_rounds; ++round) {
     const std::vector<Bytes> messages = bootstrap->all_gather(message_of(rank, round));
     ASSERT_EQ(messages.size(), static_cast<std::size_t>(num_ranks));
@@ -97,13 +97,14 @@ TEST(TcpBootstrapTest, StrangersAndMisfitsAreRefusedAndStopNobody) {
       ASSERT_GT(::send(silent_or_rubbish.get(), rubbish.data(), rubbish.size(), MSG_NOSIGNAL), 0);
     }
     if (part == 4) {
-      EXPECT_TRUE(is_error(error_from([&] { make_tcp_bootstrap(1, 3, "127.0.0.1", port, kLong); }),
-                           ErrorCode::kInvalidArgument, "got 3 in a group of 2"));
+      EXPECT_TRUE(
+          is_error(error_from([&] { make_tcp_bootstrap(1, 3, "127.0.0.1", port, kPatience); }),
+                   ErrorCode::kInvalidArgument, "got 3 in a group of 2"));
     }
     if (part == 5) {  // a hello that claims to be rank 0
       send_bytes(silent_or_rubbish.get(), encode_hello({.rank_idx = 0, .num_ranks = 2}),
-                 Deadline(kLong));
-      const Frame frame = recv_frame(silent_or_rubbish.get(), 0, Deadline(kLong));
+                 Deadline(kPatience));
+      const Frame frame = recv_frame(silent_or_rubbish.get(), 0, Deadline(kPatience));
       ASSERT_TRUE(frame.error);
       EXPECT_TRUE(is_error(*frame.error, ErrorCode::kInvalidArgument, "rank 0 is here already"));
     }
@@ -137,7 +138,7 @@ TEST(TcpBootstrapTest, ARankThatIsStartedAgainTakesItsPlace) {
   run_threads(3, [&](int rank) {
     if (rank == 1) {  // its first self says hello and ends
       send_bytes(connect_local(port).get(), encode_hello({.rank_idx = 1, .num_ranks = 3}),
-                 Deadline(kLong));
+                 Deadline(kPatience));
     }
     if (rank == 2) std::this_thread::sleep_for(milliseconds(300));
     gather_rounds(rank, 3, "127.0.0.1", port, 2);
@@ -180,13 +181,13 @@ TEST(TcpBootstrapTest, ALateRankIsNamedByAllOthersAndEndsTheGroup) {
 TEST(TcpBootstrapTest, ARankThatIsKilledIsNoticedBeforeTheTimeout) {
   const int port = free_port();
   ForkedProcess child([=] {
-    const auto bootstrap = make_tcp_bootstrap(2, 3, "127.0.0.1", port, kLong);
+    const auto bootstrap = make_tcp_bootstrap(2, 3, "127.0.0.1", port, kPatience);
     bootstrap->all_gather({});
     ::sleep(60);
   });
   const Deadline deadline(seconds(30));
   run_threads(2, [&](int rank) {
-    const auto bootstrap = make_tcp_bootstrap(rank, 3, "127.0.0.1", port, kLong);
+    const auto bootstrap = make_tcp_bootstrap(rank, 3, "127.0.0.1", port, kPatience);
     bootstrap->all_gather({});
     if (rank == 0) child.kill();
     EXPECT_TRUE(
@@ -198,8 +199,9 @@ TEST(TcpBootstrapTest, ARankThatIsKilledIsNoticedBeforeTheTimeout) {
 TEST(TcpBootstrapTest, AProgramThatARankStartsDoesNotInheritItsConnections) {
   const MeetingPlace place{.address = "127.0.0.1", .port = free_port()};
   run_threads(2, [&](int rank) {
-    const UniqueFd connection = rank == 0 ? std::move(host_meeting(2, place, Deadline(kLong))[1])
-                                          : join_meeting(1, 2, place, Deadline(kLong));
+    const UniqueFd connection = rank == 0
+                                    ? std::move(host_meeting(2, place, Deadline(kPatience))[1])
+                                    : join_meeting(1, 2, place, Deadline(kPatience));
     EXPECT_NE(::fcntl(connection.get(), F_GETFD) & FD_CLOEXEC, 0);
   });
 }
@@ -225,7 +227,7 @@ TEST(TcpBootstrapTest, RefusesBadArguments) {
 TEST(TcpBootstrapTest, NamesAPortThatIsTaken) {
   const int port = free_port();
   run_threads(2, [&](int rank) {
-    const auto bootstrap = make_tcp_bootstrap(rank, 2, "127.0.0.1", port, kLong);
+    const auto bootstrap = make_tcp_bootstrap(rank, 2, "127.0.0.1", port, kPatience);
     bootstrap->all_gather({});
   });
   const UniqueFd listener(::socket(AF_INET, SOCK_STREAM, 0));
@@ -233,9 +235,10 @@ TEST(TcpBootstrapTest, NamesAPortThatIsTaken) {
   sockaddr_in address{};
   socklen_t num_bytes = sizeof(address);
   ASSERT_EQ(::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &num_bytes), 0);
-  EXPECT_TRUE(is_error(
-      error_from([&] { make_tcp_bootstrap(0, 2, "127.0.0.1", ntohs(address.sin_port), kLong); }),
-      ErrorCode::kSystem, "EADDRINUSE (98)"));
+  EXPECT_TRUE(is_error(error_from([&] {
+                         make_tcp_bootstrap(0, 2, "127.0.0.1", ntohs(address.sin_port), kPatience);
+                       }),
+                       ErrorCode::kSystem, "EADDRINUSE (98)"));
 }
 
 TEST(TcpBootstrapTest, RefusesAMessageThatIsTooLarge) {

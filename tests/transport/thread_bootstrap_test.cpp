@@ -18,7 +18,7 @@ using testing::is_error;
 using testing::run_threads;
 
 /// Differs in length and content between ranks and rounds.
-Bytes message_of(int rank, int round) {
+Bytes round_message(int rank, int round) {
   return Bytes(static_cast<std::size_t>((rank + round) % 5),
                static_cast<std::byte>((rank * 31 + round) % 256));
 }
@@ -30,9 +30,9 @@ TEST(ThreadBootstrapTest, GathersRoundAfterRound) {
   run_threads(kNumRanks, [&](int rank) {
     for (int round = 0; round < 1000; ++round) {
       const auto messages =
-          ends[static_cast<std::size_t>(rank)]->all_gather(message_of(rank, round));
+          ends[static_cast<std::size_t>(rank)]->all_gather(round_message(rank, round));
       for (int other = 0; other < kNumRanks; ++other) {
-        if (messages[static_cast<std::size_t>(other)] != message_of(other, round)) ++num_wrong;
+        if (messages[static_cast<std::size_t>(other)] != round_message(other, round)) ++num_wrong;
       }
     }
   });
@@ -41,7 +41,7 @@ TEST(ThreadBootstrapTest, GathersRoundAfterRound) {
 
 TEST(ThreadBootstrapTest, OneRankIsAGroup) {
   const auto ends = make_thread_bootstraps(1);
-  EXPECT_EQ(ends[0]->all_gather(message_of(3, 1)), std::vector<Bytes>{message_of(3, 1)});
+  EXPECT_EQ(ends[0]->all_gather(round_message(3, 1)), std::vector<Bytes>{round_message(3, 1)});
 }
 
 TEST(ThreadBootstrapTest, GivesEachRankItsHost) {

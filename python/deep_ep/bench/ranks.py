@@ -6,12 +6,14 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from types import FrameType
 from typing import Any
 
 import torch
@@ -19,6 +21,8 @@ import torch.distributed as dist
 
 # How long ranks that have not failed may take to end by themselves, so that their errors show too.
 _GRACE_SECS = 1.0
+# How often a wait for the ranks looks whether the user wants to stop.
+_LOOK_UP_SECS = 0.5
 _PR_SET_PDEATHSIG = 1
 
 
@@ -73,6 +77,7 @@ def run_ranks(
     context = multiprocessing.get_context("spawn")
     processes: list[BaseProcess] = []
     pipes: list[Connection] = []
+    interrupts = _Interrupts()
     try:
         for rank_idx in range(num_ranks):
             receiver, sender = context.Pipe(duplex=False)
@@ -83,7 +88,7 @@ def run_ranks(
             sender.close()
             processes.append(process)
             pipes.append(receiver)
-        results = _collect(processes, pipes, on_report)
+        results = _collect(processes, pipes, on_report, interrupts)
         for process in processes:
             process.join()
         return results
@@ -91,6 +96,29 @@ def run_ranks(
         _end(processes)
         for pipe in pipes:
             pipe.close()
+        interrupts.stop()
+
+
+class _Interrupts:
+    """Remembers Ctrl-C: a KeyboardInterrupt inside a destructor or a callback gets lost."""
+
+    def __init__(self) -> None:
+        self._was_hit = False
+        self._is_main = threading.current_thread() is threading.main_thread()
+        if self._is_main:
+            self._before = signal.signal(signal.SIGINT, self._hit)
+
+    def _hit(self, number: int, frame: FrameType | None) -> None:
+        self._was_hit = True
+        raise KeyboardInterrupt
+
+    def raise_if_hit(self) -> None:
+        if self._was_hit:
+            raise KeyboardInterrupt
+
+    def stop(self) -> None:
+        if self._is_main:
+            signal.signal(signal.SIGINT, self._before)
 
 
 def _start_without_interrupts(process: BaseProcess) -> None:
@@ -107,13 +135,15 @@ def _collect(
     processes: Sequence[BaseProcess],
     pipes: Sequence[Connection],
     on_report: Callable[[int, Any], None] | None,
+    interrupts: _Interrupts,
 ) -> list[Any]:
     results: list[Any] = [None] * len(pipes)
     errors: list[str] = []
     waiting = {pipe: rank_idx for rank_idx, pipe in enumerate(pipes)}
     deadline = float("inf")
     while waiting and time.monotonic() < deadline:
-        timeout = None if not errors else max(0.0, deadline - time.monotonic())
+        interrupts.raise_if_hit()
+        timeout = min(_LOOK_UP_SECS, max(0.0, deadline - time.monotonic()))
         for pipe in wait(list(waiting), timeout):
             rank_idx = waiting[pipe]  # type: ignore[index]
             try:
