@@ -5,7 +5,7 @@ MAKEFLAGS += --no-print-directory
 
 JOBS := $(shell nproc)
 PACKAGE_STAMP := .venv/.package
-PACKAGE_FILES := $(shell find include src python cmake -not -name '*.pyc' -not -name __pycache__ 2>/dev/null) \
+PACKAGE_FILES := $(shell find include src kernels python cmake -not -name '*.pyc' -not -name __pycache__ 2>/dev/null) \
                  CMakeLists.txt pyproject.toml
 # All of what a test printed, so that the reason of a skip is in the file.
 CTEST = ctest --preset $(1) -j $(JOBS) --test-output-size-passed 65536 \

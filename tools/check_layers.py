@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-INCLUDE_ROOTS = ("include", "src")
+INCLUDE_ROOTS = ("include", "src", "kernels")
 """Where `#include "core/x.hpp"` is looked up; the compiler gets the same folders."""
 
-CPP_SUFFIXES = {".cpp", ".hpp"}
+CPP_SUFFIXES = {".cpp", ".hpp", ".cuh"}
 
 INTERFACES = "src/backends/*.hpp"
 """What a backend is, and the registry; `*` stops at a slash, so no concrete backend matches."""
@@ -27,14 +27,29 @@ LAYERS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("src/core/**", ("include/**", "src/base/check.hpp")),
     ("src/os/**", ("include/**", "src/base/**")),
     ("src/transport/**", ("include/**", "src/base/**", "src/os/**")),
+    ("src/jit/**", ("include/**", "src/base/**", "src/os/**")),
     (
         "src/backends/cpu/**",
         ("include/**", "src/base/**", "src/core/**", "src/os/**", "src/transport/**", INTERFACES),
     ),
+    (
+        "src/backends/cuda/**",
+        (
+            *("include/**", "kernels/deep_ep/abi/**", "src/base/**", "src/core/**", "src/os/**"),
+            *("src/transport/**", "src/jit/jit.hpp", INTERFACES),
+        ),
+    ),
+    ("kernels/deep_ep/abi/**", ()),
+    ("kernels/deep_ep/device/**", ("kernels/deep_ep/abi/**",)),
+    ("kernels/deep_ep/*.cuh", ("kernels/deep_ep/abi/**", "kernels/deep_ep/device/**")),
     ("src/backends/registry.cpp", ("include/**", "src/base/**", "src/backends/**")),
     (
         "src/backends/*.hpp",
-        ("include/**", "src/base/**", "src/core/**", "src/transport/**"),
+        ("include/**", "src/base/**", "src/core/**", "src/os/**", "src/transport/**"),
+    ),
+    (
+        "src/backends/*.cpp",
+        ("include/**", "src/base/**", "src/core/**", "src/os/**", "src/transport/**", INTERFACES),
     ),
     (
         "src/buffers/**",
@@ -57,6 +72,9 @@ IMPURE_HEADERS = {
     *("filesystem", "fstream", "iostream"),
 }
 """Threads, clocks and files: src/core gives the same output for the same input without them."""
+
+NVRTC_FOLDER = "src/jit/"
+"""The one folder that calls NVRTC; the rest asks it for cubins."""
 
 TORCH_MODULES = ("torch.py", "autograd.py", "demo/**", "bench/**")
 """Files of python/deep_ep that only a program with torch imports, so they may need it at once."""
@@ -130,6 +148,18 @@ def check_includes(root: Path) -> Iterator[str]:
                     yield f"{path}:{include.line}: includes {include.name}: {reason}"
 
 
+def check_nvrtc(root: Path) -> Iterator[str]:
+    """One line for each name of NVRTC's interface that is used outside src/jit."""
+    for folder in (*INCLUDE_ROOTS, "examples"):
+        for file in sorted((root / folder).rglob("*")):
+            path = file.relative_to(root).as_posix()
+            if file.suffix not in CPP_SUFFIXES or path.startswith(NVRTC_FOLDER):
+                continue
+            for line, content in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+                if found := re.search(r"\bnvrtc[A-Z]\w+|\blibnvrtc\b", content):
+                    yield f"{path}:{line}: uses {found[0]}: only {NVRTC_FOLDER} calls NVRTC"
+
+
 def imports_at_top(body: list[ast.stmt]) -> Iterator[tuple[int, str]]:
     """Line and module of every import that runs when the module is imported."""
     for node in body:
@@ -165,7 +195,7 @@ def check_torch(root: Path) -> Iterator[str]:
 
 def main() -> int:
     root = Path(__file__).resolve().parent.parent
-    errors = [*check_includes(root), *check_torch(root)]
+    errors = [*check_includes(root), *check_nvrtc(root), *check_torch(root)]
     for error in errors:
         print(error, file=sys.stderr)
     print(f"layers: {len(errors)} errors" if errors else "layers: ok")

@@ -31,6 +31,8 @@ struct EPBufferOptions {
   bool allow_hybrid_mode = true;    ///< route in two levels when there are several scale-up domains
   /// True: rows of one token may be summed and rounded to BF16 per rank (and domain) on their way.
   bool allow_multiple_reduction = true;
+  /// The GPU of this rank, or kHostMemory: tensors lie there, and so does the exchange area.
+  int cuda_device = kHostMemory;
   /// Limit of every wait for another rank, in seconds; `EP_TIMEOUT_SECS` overrides it.
   double timeout_secs = 300;
 };
@@ -63,9 +65,10 @@ struct DispatchArgs {
   bool do_expand = false;        ///< one row a (token, local expert), grouped by expert
   bool do_zero_padding = false;  ///< expanded only: zero the rows that alignment adds
   bool use_tma_aligned_col_major_sf =
-      false;                         ///< received scales column-major, columns of align(n, 4)
-  bool is_async = false;             ///< return before the exchange is over
-  Event previous_event;              ///< start after this
+      false;               ///< received scales column-major, columns of align(n, 4)
+  bool is_async = false;   ///< return before the exchange is over
+  Event previous_event;    ///< start after this
+  void* stream = nullptr;  ///< CUDA ranks: the caller's `CUstream`, in whose order the call runs
   std::shared_ptr<void> keep_alive;  ///< released when the event is done
 };
 
@@ -91,6 +94,7 @@ struct CombineArgs {
   bool is_async = false;           ///< return before the exchange is over
   bool defer_epilogue = false;  ///< read the bias and write the sums in PendingCombine::outputs()
   Event previous_event;         ///< start after this
+  void* stream = nullptr;       ///< CUDA ranks: the caller's `CUstream`
   std::shared_ptr<void> keep_alive;  ///< released when the event is done, or with the epilogue
 };
 
@@ -190,8 +194,8 @@ class EPBuffer {
   /// or combine.
   void refuse_call(const std::string& reason);
 
-  /// Makes all ranks wait for each other, after the calls made so far.
-  void barrier();
+  /// Makes all ranks wait for each other, after the calls made so far. `stream`: the caller's.
+  void barrier(void* stream = nullptr);
 
   /// A tensor `[num_rows, num_columns]` in this buffer's window, contents unspecified: expert
   /// outputs written there are read by the peers in place. Stays valid after destroy(). Local.

@@ -12,6 +12,7 @@ enum class ErrorCode {
   kSystem,           ///< the operating system said no (OSError)
   kPeer,             ///< another rank refused the call, left or died (RuntimeError)
   kTimeout,          ///< another rank did not come within the limit (TimeoutError)
+  kDevice,           ///< the GPU's driver or compiler said no (RuntimeError)
   kInternal,         ///< a bug of this library (RuntimeError)
 };
 

@@ -20,6 +20,10 @@ class Event {
   /// Throws the Error that the work ended with, on each call.
   void wait() const;
 
+  /// Makes what is put on a CUDA stream (a `CUstream`) from now on start after the work. Work of
+  /// CPU ranks is waited for at once.
+  void wait_on(void* stream) const;
+
  private:
   std::shared_ptr<const EventState> state_;
 };

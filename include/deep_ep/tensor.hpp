@@ -31,6 +31,9 @@ constexpr std::int64_t size_of(DType dtype) noexcept {
 /// The name a message shows, e.g. "bfloat16".
 const char* name_of(DType dtype) noexcept;
 
+/// In place of a GPU's ordinal: memory of the host.
+inline constexpr int kHostMemory = -1;
+
 /// A borrowed tensor of one or two dimensions; `shape[1]` of a one-dimensional tensor is 1.
 /// `data` may be null when the tensor has no elements.
 struct TensorView {
@@ -39,6 +42,7 @@ struct TensorView {
   int num_dims = 0;  ///< 0: no tensor was given
   std::array<std::int64_t, 2> shape = {0, 1};
   std::array<std::int64_t, 2> strides = {1, 1};  ///< in elements
+  int cuda_device = kHostMemory;                 ///< ordinal of the GPU that holds it
 
   /// A contiguous tensor `[num_rows, num_columns]`.
   static TensorView matrix(void* data, DType dtype, std::int64_t num_rows,

@@ -7,7 +7,7 @@
 
 namespace deep_ep {
 
-/// Collective. The backend for ranks on the CPU, the only one of this build.
+/// Collective. The backend for the device that the options name.
 std::unique_ptr<EPBackend> make_ep_backend(std::shared_ptr<Bootstrap> bootstrap,
                                            const EPBufferOptions& options);
 

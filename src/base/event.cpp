@@ -10,4 +10,8 @@ void Event::wait() const {
   if (state_ != nullptr) state_->wait();
 }
 
+void Event::wait_on(void* stream) const {
+  if (state_ != nullptr) state_->wait_on(stream);
+}
+
 }  // namespace deep_ep

@@ -41,8 +41,8 @@ PendingDispatch EPBuffer::dispatch(const DispatchArgs& args) {
 }
 
 PendingCombine EPBuffer::combine(const CombineArgs& args) {
-  const CombinePlan plan =
-      plan_or_refuse(*backend_, "combine", [&] { return plan_combine(args, logical_topology()); });
+  const CombinePlan plan = plan_or_refuse(
+      *backend_, "combine", [&] { return plan_combine(args, options(), logical_topology()); });
   return PendingCombine(backend_->combine(args, plan));
 }
 
@@ -51,7 +51,7 @@ void EPBuffer::refuse_call(const std::string& reason) {
   backend_->refuse("call", reason);
 }
 
-void EPBuffer::barrier() { backend_->barrier(); }
+void EPBuffer::barrier(void* stream) { backend_->barrier(stream); }
 
 Tensor EPBuffer::empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype) {
   return backend_->empty(num_rows, num_columns, dtype);

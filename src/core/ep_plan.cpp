@@ -23,6 +23,20 @@ struct ShapeText {
   }
 };
 
+/// The name of a device in a message.
+struct DeviceText {
+  int cuda_device;
+  friend std::ostream& operator<<(std::ostream& out, const DeviceText& text) {
+    return text.cuda_device == kHostMemory ? out << "the CPU" : out << "cuda:" << text.cuda_device;
+  }
+};
+
+void require_device(const TensorView& view, int cuda_device) {
+  require(!view.is_given() || view.cuda_device == cuda_device || view.num_elements() == 0,
+          "tensors must lie on ", DeviceText{cuda_device}, " as the buffer does, got one on ",
+          DeviceText{view.cuda_device});
+}
+
 void require_matrix(const char* name, const TensorView& view, std::int64_t rows,
                     std::int64_t columns, DType dtype) {
   require(view.num_dims == 2 && view.shape[0] == rows && view.shape[1] == columns &&
@@ -183,6 +197,10 @@ void check_handle(const EPHandle* handle, const Topology& logical) {
 
 DispatchPlan plan_dispatch(const DispatchArgs& args, const EPBufferOptions& options,
                            const Topology& logical) {
+  for (const TensorView* view : {&args.x, &args.x_sf, &args.topk_idx, &args.topk_weights,
+                                 &args.cumulative_local_expert_recv_stats}) {
+    require_device(*view, options.cuda_device);
+  }
   DispatchPlan plan;
   plan.is_cached = args.handle != nullptr;
   if (plan.is_cached) check_handle(args.handle.get(), logical);
@@ -214,11 +232,16 @@ DispatchPlan plan_dispatch(const DispatchArgs& args, const EPBufferOptions& opti
   require(worst_case_rows(plan.shape, capacity) <= std::numeric_limits<std::int32_t>::max(),
           "expanded rows must fit 31 bits, got a worst case of ",
           worst_case_rows(plan.shape, capacity));
-  if (!plan.is_cached) check_ids(args, plan);
+  // What lies on a GPU, its kernels check.
+  if (!plan.is_cached && options.cuda_device == kHostMemory) check_ids(args, plan);
   return plan;
 }
 
-CombinePlan plan_combine(const CombineArgs& args, const Topology& logical) {
+CombinePlan plan_combine(const CombineArgs& args, const EPBufferOptions& options,
+                         const Topology& logical) {
+  for (const TensorView* view : {&args.x, &args.topk_weights, &args.bias[0], &args.bias[1]}) {
+    require_device(*view, options.cuda_device);
+  }
   check_handle(args.handle.get(), logical);
   const EPHandle& handle = *args.handle;
   CombinePlan plan;

@@ -42,7 +42,8 @@ struct CombinePlan {
   std::int64_t row_bytes = 0;
   bool has_weights = false;
 };
-CombinePlan plan_combine(const CombineArgs& args, const Topology& logical);
+CombinePlan plan_combine(const CombineArgs& args, const EPBufferOptions& options,
+                         const Topology& logical);
 
 /// Throws kInvalidArgument unless these options can make a buffer; returns them with num_bytes set.
 EPBufferOptions check_options(const EPBufferOptions& options, const Topology& logical);

@@ -17,6 +17,7 @@ PyObject* exception_of(ErrorCode code) noexcept {
     case ErrorCode::kTimeout:
       return PyExc_TimeoutError;
     case ErrorCode::kPeer:
+    case ErrorCode::kDevice:
     case ErrorCode::kInternal:
       return PyExc_RuntimeError;
   }

@@ -21,6 +21,7 @@ EPBufferOptions buffer_options(const ProblemShape& shape, bool allow_multiple_re
           .num_topk = shape.num_topk,
           .allow_hybrid_mode = shape.allow_hybrid_mode,
           .allow_multiple_reduction = allow_multiple_reduction,
+          .cuda_device = shape.cuda_device,
           .timeout_secs = 20};
 }
 
@@ -42,7 +43,13 @@ bool fits_worst_case(const ProblemShape& shape) {
   return shape.selection != Selection::kRepeated || shape.num_topk <= shape.num_local_experts;
 }
 
-class EpConformanceTest : public ::testing::TestWithParam<ProblemShape> {};
+class EpConformanceTest : public ::testing::TestWithParam<ProblemShape> {
+ protected:
+  void SetUp() override {
+    if (GetParam().cuda_device == kHostMemory) return;
+    if (const std::string reason = why_no_gpu(); !reason.empty()) GTEST_SKIP() << reason;
+  }
+};
 
 TEST_P(EpConformanceTest, CompactDispatchReceivesEachTokenOnceARank) {
   const Problem problem(GetParam());
@@ -295,8 +302,19 @@ std::vector<ProblemShape> all_shapes() {
   return shapes;
 }
 
-INSTANTIATE_TEST_SUITE_P(Cpu, EpConformanceTest, ::testing::ValuesIn(all_shapes()),
-                         [](const auto& test) { return test.param.name(); });
+std::vector<ProblemShape> on_gpu(std::vector<ProblemShape> shapes) {
+  for (ProblemShape& shape : shapes) shape.cuda_device = 0;
+  return shapes;
+}
+
+std::string name_of(const ::testing::TestParamInfo<ProblemShape>& test) {
+  return test.param.name();
+}
+
+INSTANTIATE_TEST_SUITE_P(Cpu, EpConformanceTest, ::testing::ValuesIn(all_shapes()), name_of);
+// Ranks share one GPU, each with a stream of its own.
+INSTANTIATE_TEST_SUITE_P(Cuda, EpConformanceTest, ::testing::ValuesIn(on_gpu(all_shapes())),
+                         name_of);
 
 }  // namespace
 }  // namespace deep_ep::testing

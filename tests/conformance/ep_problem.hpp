@@ -33,6 +33,7 @@ struct ProblemShape {
   std::int64_t num_sf_packs = 0;
   DType sf_dtype = DType::kFloat32;
   ScaleLayout sf_layout = ScaleLayout::kRowMajor;
+  int cuda_device = kHostMemory;
 
   int num_ranks() const { return num_scaleout_ranks * num_scaleup_ranks; }
   int num_experts() const { return num_local_experts * num_ranks(); }

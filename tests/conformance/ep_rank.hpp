@@ -13,6 +13,7 @@
 #include "conformance/ep_problem.hpp"
 #include "core/ep_reference.hpp"
 #include "deep_ep/ep_buffer.hpp"
+#include "support/device_memory.hpp"
 #include "support/expect_rows.hpp"
 
 namespace deep_ep::testing {
@@ -77,6 +78,7 @@ class EpRank {
   EpRank(const Problem& problem, EPBuffer& buffer)
       : problem_(problem),
         buffer_(buffer),
+        memory_(buffer.options().cuda_device),
         rank_idx_(buffer.logical_topology().rank_idx),
         routing_(problem.routing.ranks[index()]) {}
 
@@ -107,9 +109,9 @@ class EpRank {
     const ProblemShape& shape = problem_.shape;
     DispatchArgs args = data_args(data, mode);
     const bool is_wide = shape.idx_dtype == DType::kInt64;
-    args.topk_idx = TensorView::matrix(
+    args.topk_idx = memory_.upload(TensorView::matrix(
         is_wide ? address_of(routing_.topk_idx) : address_of(problem_.narrow_topk_idx[index()]),
-        shape.idx_dtype, routing_.num_tokens, shape.num_topk);
+        shape.idx_dtype, routing_.num_tokens, shape.num_topk));
     args.num_experts = shape.num_experts();
     args.expert_alignment = shape.expert_alignment;
     args.do_cpu_sync = mode.do_cpu_sync;
@@ -133,25 +135,29 @@ class EpRank {
     args.x = TensorView::matrix(x->data(), DType::kBFloat16, num_rows, combine_case.options.hidden);
     if (mode.is_lent) {
       lent = buffer_.empty(num_rows, combine_case.options.hidden, DType::kBFloat16);
-      if (!x->empty()) std::memcpy(lent.view.data, x->data(), x->size() * sizeof(std::uint16_t));
+      memory_.copy_in(lent.view.data, x->data(), x->size() * sizeof(std::uint16_t));
       args.x = lent.view;
+    } else {
+      args.x = memory_.upload(args.x);
     }
     args.handle = handle;
     if (mode.has_topk_weights) {
-      args.topk_weights =
-          handle->do_expand
-              ? TensorView::vector(weights->data(), DType::kFloat32, num_rows)
-              : TensorView::matrix(weights->data(), DType::kFloat32, num_rows, num_weights_per_row);
+      args.topk_weights = memory_.upload(
+          handle->do_expand ? TensorView::vector(weights->data(), DType::kFloat32, num_rows)
+                            : TensorView::matrix(weights->data(), DType::kFloat32, num_rows,
+                                                 num_weights_per_row));
     }
     for (std::size_t i = 0; i < input.bias.size(); ++i) {
       // Without tokens a bias has no elements, given or not.
       if (input.bias[i].empty()) continue;
-      args.bias[i] = TensorView::matrix(address_of(input.bias[i]), DType::kBFloat16,
-                                        routing_.num_tokens, combine_case.options.hidden);
+      args.bias[i] =
+          memory_.upload(TensorView::matrix(address_of(input.bias[i]), DType::kBFloat16,
+                                            routing_.num_tokens, combine_case.options.hidden));
     }
     args.num_sms = mode.num_sms;
     args.is_async = mode.is_async;
     args.defer_epilogue = mode.defer_epilogue;
+    args.stream = memory_.stream();
     args.keep_alive =
         std::make_shared<std::tuple<decltype(x), decltype(weights), Tensor>>(x, weights, lent);
     return buffer_.combine(args);
@@ -160,12 +166,16 @@ class EpRank {
   /// Waits for a dispatch and compares all that it returns with the reference.
   std::shared_ptr<const EPHandle> check(const DispatchData& data, const DispatchMode& mode,
                                         const PendingDispatch& pending) {
-    EXPECT_TRUE(mode.is_async || pending.event().is_done());
-    const DispatchOutputs outputs = pending.outputs();
+    EXPECT_TRUE(mode.is_async || !memory_.is_host() || pending.event().is_done());
+    DispatchOutputs outputs = pending.outputs();
     pending.event().wait();
+    for (Tensor* tensor : {&outputs.recv_x, &outputs.recv_x_sf, &outputs.recv_topk_idx,
+                           &outputs.recv_topk_weights}) {
+      *tensor = memory_.download(*tensor);
+    }
     EXPECT_NE(outputs.handle, nullptr);
     if (!outputs.handle) return nullptr;
-    check_handle(*outputs.handle, mode);
+    check_handle(download(*outputs.handle), mode);
     check_data(data, mode, outputs);
     return outputs.handle;
   }
@@ -173,10 +183,12 @@ class EpRank {
   /// Waits for a combine and compares all that it returns with the reference.
   void check(const CombineCase& combine_case, const CombineMode& mode,
              const PendingCombine& pending) {
-    EXPECT_TRUE(mode.is_async || pending.event().is_done());
-    const CombineOutputs outputs = pending.outputs();
-    EXPECT_TRUE(!mode.defer_epilogue || pending.event().is_done());
+    EXPECT_TRUE(mode.is_async || !memory_.is_host() || pending.event().is_done());
+    CombineOutputs outputs = pending.outputs();
+    EXPECT_TRUE(!mode.defer_epilogue || !memory_.is_host() || pending.event().is_done());
     pending.event().wait();
+    outputs.combined_x = memory_.download(outputs.combined_x);
+    outputs.combined_topk_weights = memory_.download(outputs.combined_topk_weights);
     const reference::CombineOutput& expected = combine_case.expected[index()];
     expect_shape(outputs.combined_x, "combined_x", DType::kBFloat16, routing_.num_tokens,
                  combine_case.options.hidden);
@@ -198,27 +210,40 @@ class EpRank {
   }
 
  private:
+  EPHandle download(EPHandle handle) const {
+    for (Tensor* tensor :
+         {&handle.psum_num_recv_tokens_per_scaleup_rank, &handle.psum_num_recv_tokens_per_expert,
+          &handle.num_unaligned_recv_tokens_per_expert, &handle.recv_src_metadata,
+          &handle.dst_rows}) {
+      *tensor = memory_.download(*tensor);
+    }
+    return handle;
+  }
+
   std::size_t index() const { return static_cast<std::size_t>(rank_idx_); }
 
   DispatchArgs data_args(const DispatchData& data, const DispatchMode& mode) {
     const reference::DispatchInput& input = data.inputs[index()];
     DispatchArgs args;
-    args.x =
-        TensorView::matrix(address_of(input.x), data.x_dtype, routing_.num_tokens, data.hidden);
+    args.x = memory_.upload(
+        TensorView::matrix(address_of(input.x), data.x_dtype, routing_.num_tokens, data.hidden));
     if (data.num_sf_packs > 0) {
       args.x_sf = TensorView::matrix(address_of(input.x_sf), data.sf_dtype, routing_.num_tokens,
                                      data.num_sf_packs);
       args.x_sf.strides = {input.sf_token_stride, input.sf_pack_stride};
+      args.x_sf = memory_.upload(args.x_sf);
     }
     if (mode.has_topk_weights) {
-      args.topk_weights = TensorView::matrix(address_of(input.topk_weights), DType::kFloat32,
-                                             routing_.num_tokens, problem_.shape.num_topk);
+      args.topk_weights =
+          memory_.upload(TensorView::matrix(address_of(input.topk_weights), DType::kFloat32,
+                                            routing_.num_tokens, problem_.shape.num_topk));
     }
     args.do_expand = mode.do_expand;
     args.do_zero_padding = mode.do_zero_padding;
     args.use_tma_aligned_col_major_sf = mode.use_tma_aligned_col_major_sf;
     args.is_async = mode.is_async;
     args.num_sms = mode.num_sms;
+    args.stream = memory_.stream();
     return args;
   }
 
@@ -381,6 +406,7 @@ class EpRank {
 
   const Problem& problem_;
   EPBuffer& buffer_;
+  DeviceMemory memory_;
   int rank_idx_;
   const reference::RankRouting& routing_;
 };

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from check_layers import check_includes, check_torch
+from check_layers import check_includes, check_nvrtc, check_torch
 
 HEADERS = (
     "include/deep_ep/error.hpp",
@@ -13,6 +13,7 @@ HEADERS = (
     "src/core/ep_plan.hpp",
     "src/os/socket.hpp",
     "src/transport/tcp_bootstrap.hpp",
+    "src/jit/jit.hpp",
     "src/backends/ep_backend.hpp",
     "src/backends/registry.hpp",
     "src/backends/cpu/ep.hpp",
@@ -40,6 +41,8 @@ def write(root: Path, path: str, text: str) -> None:
         ("src/core/ep_plan.cpp", "core/ep_plan.hpp"),
         ("src/core/ep_plan.cpp", "base/check.hpp"),
         ("src/transport/tcp_bootstrap.cpp", "os/socket.hpp"),
+        ("src/jit/compiler.cpp", "base/config.hpp"),
+        ("src/jit/compiler.cpp", "os/socket.hpp"),
         ("src/backends/cpu/ep.cpp", "backends/ep_backend.hpp"),
         ("src/backends/cpu/ep.cpp", "backends/cpu/ep.hpp"),
         ("src/backends/registry.cpp", "backends/cpu/ep.hpp"),
@@ -60,6 +63,9 @@ def test_allowed_include_passes(root: Path, path: str, header: str) -> None:
         ("src/core/ep_plan.cpp", "base/config.hpp"),
         ("src/os/socket.cpp", "transport/tcp_bootstrap.hpp"),
         ("src/transport/tcp_bootstrap.cpp", "core/ep_plan.hpp"),
+        ("src/jit/compiler.cpp", "core/ep_plan.hpp"),
+        ("src/jit/compiler.cpp", "transport/tcp_bootstrap.hpp"),
+        ("src/backends/cpu/ep.cpp", "jit/jit.hpp"),
         ("src/backends/ep_backend.hpp", "backends/cpu/ep.hpp"),
         ("src/buffers/ep_buffer.cpp", "backends/cpu/ep.hpp"),
         ("src/python/module.cpp", "core/ep_plan.hpp"),
@@ -89,6 +95,20 @@ def test_forbidden_header_is_named(root: Path, path: str, line: str) -> None:
     write(root, path, f"{line}\n")
     (error,) = check_includes(root)
     assert error.startswith(f"{path}:1: ")
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "num_errors"),
+    [
+        ("src/jit/nvrtc.cpp", 'resolve(library, "nvrtcVersion");\n', 0),
+        ("src/backends/cpu/ep.cpp", "jit::nvrtc_version();\n", 0),
+        ("src/backends/cpu/ep.cpp", "nvrtcVersion(&major, &minor);\n", 1),
+        ("src/backends/cpu/ep.cpp", 'dlopen("libnvrtc.so.13", RTLD_NOW);\n', 1),
+    ],
+)
+def test_nvrtc_outside_jit_is_named(root: Path, path: str, text: str, num_errors: int) -> None:
+    write(root, path, text)
+    assert len(list(check_nvrtc(root))) == num_errors
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,12 @@
 #include <optional>
 #include <utility>
 
+#include "backends/agree.hpp"
 #include "backends/cpu/ep_combine.hpp"
 #include "backends/cpu/ep_dispatch.hpp"
 #include "backends/cpu/stream.hpp"
 #include "base/check.hpp"
 #include "base/config.hpp"
-#include "transport/agreement.hpp"
-#include "transport/uniform.hpp"
 
 namespace deep_ep::cpu {
 
@@ -28,35 +27,6 @@ std::int64_t overflow_bytes(int num_ranks) {
   const std::int64_t memory = std::int64_t{::sysconf(_SC_PHYS_PAGES)} * ::sysconf(_SC_PAGESIZE);
   constexpr std::int64_t kMostOfAllRanks = std::int64_t{16} << 40;
   return align_up(std::min(memory, kMostOfAllRanks / num_ranks), kAllocationAlignment);
-}
-
-Topology agree_on_topology(Bootstrap& bootstrap) {
-  const std::string own = bootstrap.host_id();
-  std::vector<std::string> host_ids;
-  for (const Bytes& id : bootstrap.all_gather(std::as_bytes(std::span(own)))) {
-    host_ids.emplace_back(reinterpret_cast<const char*>(id.data()), id.size());
-  }
-  return topology_from_host_ids(bootstrap.rank_idx(), host_ids);
-}
-
-EPBufferOptions agree_on_options(Bootstrap& bootstrap, const EPBufferOptions& options,
-                                 const Topology& logical) {
-  EPBufferOptions checked;
-  agree_on_success(bootstrap, error_of([&] { checked = check_options(options, logical); }));
-  require_uniform(bootstrap,
-                  {{"num_bytes", concat(checked.num_bytes)},
-                   {"num_max_tokens_per_rank", concat(checked.num_max_tokens_per_rank)},
-                   {"hidden", concat(checked.hidden)},
-                   {"num_topk", concat(checked.num_topk)},
-                   {"use_fp8_dispatch", concat(checked.use_fp8_dispatch)},
-                   {"allow_hybrid_mode", concat(checked.allow_hybrid_mode)},
-                   {"allow_multiple_reduction", concat(checked.allow_multiple_reduction)}});
-  return checked;
-}
-
-std::chrono::nanoseconds limit_of(const EPBufferOptions& options) {
-  const std::chrono::duration<double> limit(std::min(options.timeout_secs, 1e9));
-  return config::timeout_or(std::chrono::duration_cast<std::chrono::nanoseconds>(limit));
 }
 
 // A call that only brings the ranks together.
@@ -73,7 +43,7 @@ class Barrier {
   Event event() const { return Event(done_); }
 
  private:
-  std::shared_ptr<EventState> done_ = std::make_shared<EventState>();
+  std::shared_ptr<HostEventState> done_ = std::make_shared<HostEventState>();
 };
 
 // A call that this rank cannot make, so that none makes it.
@@ -105,9 +75,9 @@ class CpuEPBackend : public EPBackend {
         arena_begin_(WindowLayout(logical_).arena) {
     const std::int64_t window_bytes =
         arena_begin_ + options_.num_bytes + overflow_bytes(logical_.num_ranks);
-    ranks_ = std::make_unique<Ranks>(*bootstrap, logical_, window_bytes, limit_of(options_));
+    ranks_ = std::make_unique<Ranks>(*bootstrap, logical_, window_bytes, wait_limit(options_));
     network_ = std::make_unique<LoopbackNetwork>(*ranks_);
-    arena_ = std::make_shared<Arena>(ranks_->own(), arena_begin_, window_bytes, options_.num_bytes);
+    arena_ = make_arena(ranks_->own(), arena_begin_, window_bytes, options_.num_bytes);
     workers_ = std::make_unique<Workers>(default_num_threads(ranks_->num_ranks_on_host()));
     stream_ = std::make_unique<Stream>();
     if (config::buffer_debug() > 0) {
@@ -139,7 +109,7 @@ class CpuEPBackend : public EPBackend {
     });
   }
 
-  void barrier() override {
+  void barrier(void* /*stream*/) override {
     require_usable();
     start("barrier", false, [] { return std::make_shared<Barrier>(); });
   }

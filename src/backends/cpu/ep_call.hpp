@@ -3,7 +3,7 @@
 #include <memory>
 #include <vector>
 
-#include "backends/cpu/arena.hpp"
+#include "backends/arena.hpp"
 #include "backends/cpu/exchange.hpp"
 #include "backends/cpu/network.hpp"
 #include "backends/cpu/ranks.hpp"

@@ -73,7 +73,7 @@ class Combine : public CombineCall {
   std::vector<std::vector<std::uint16_t>>
       terms_;  // then: the rows of each token, one after another
   std::once_flag epilogue_once_;
-  std::shared_ptr<EventState> done_ = std::make_shared<EventState>();
+  std::shared_ptr<HostEventState> done_ = std::make_shared<HostEventState>();
 };
 
 }  // namespace deep_ep::cpu

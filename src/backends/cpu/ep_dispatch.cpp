@@ -5,24 +5,10 @@
 #include <utility>
 
 #include "backends/cpu/new_handle.hpp"
+#include "backends/ep_outputs.hpp"
 #include "core/token_slot.hpp"
 
 namespace deep_ep::cpu {
-
-namespace {
-
-Tensor lend_scales(Arena& arena, const DispatchPlan& plan, std::int64_t num_rows,
-                   bool is_col_major) {
-  if (!is_col_major) return arena.lend_matrix(num_rows, plan.num_sf_packs, plan.sf_dtype);
-  // Columns start on 16 bytes, as TMA wants them.
-  const std::int64_t column = align_up(num_rows, 4);
-  Tensor sf = arena.lend_matrix(plan.num_sf_packs, column, plan.sf_dtype);
-  sf.view.shape = {num_rows, plan.num_sf_packs};
-  sf.view.strides = {1, column};
-  return sf;
-}
-
-}  // namespace
 
 Dispatch::Dispatch(const DispatchArgs& args, const DispatchPlan& plan, Arena& arena)
     : args_(args), plan_(plan) {
@@ -45,22 +31,10 @@ Dispatch::Dispatch(const DispatchArgs& args, const DispatchPlan& plan, Arena& ar
 }
 
 void Dispatch::lend_outputs(Arena& arena, std::int64_t num_rows, std::int64_t num_recv_tokens) {
-  const RoutingShape& shape = plan_.shape;
-  outputs_.recv_x = arena.lend_matrix(num_rows, plan_.hidden, plan_.x_dtype);
-  if (plan_.num_sf_packs != 0) {
-    outputs_.recv_x_sf = lend_scales(arena, plan_, num_rows, args_.use_tma_aligned_col_major_sf);
-  }
-  if (!shape.do_expand) {
-    outputs_.recv_topk_idx = arena.lend_matrix(num_rows, shape.num_topk, plan_.idx_dtype);
-  }
-  if (plan_.has_weights) {
-    outputs_.recv_topk_weights = shape.do_expand
-                                     ? arena.lend_vector(num_rows, DType::kFloat32)
-                                     : arena.lend_matrix(num_rows, shape.num_topk, DType::kFloat32);
-  }
+  lend_received(arena, args_, plan_, num_rows, outputs_);
   if (new_handle_ != nullptr) {
     new_handle_->recv_src_metadata =
-        arena.lend_matrix(num_recv_tokens, shape.num_topk + 2, DType::kInt32);
+        arena.lend_matrix(num_recv_tokens, plan_.shape.num_topk + 2, DType::kInt32);
   }
 }
 

@@ -53,8 +53,8 @@ class Dispatch : public DispatchCall {
   DispatchOutputs outputs_;
   std::vector<std::shared_ptr<void>> landings_;  // one a domain, for the rows from there
   bool are_shapes_known_ = false;
-  std::shared_ptr<EventState> shapes_known_ = std::make_shared<EventState>();
-  std::shared_ptr<EventState> done_ = std::make_shared<EventState>();
+  std::shared_ptr<HostEventState> shapes_known_ = std::make_shared<HostEventState>();
+  std::shared_ptr<HostEventState> done_ = std::make_shared<HostEventState>();
 };
 
 }  // namespace deep_ep::cpu

@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "backends/ep_outputs.hpp"
+
 namespace deep_ep::cpu {
 
 namespace {
@@ -20,28 +22,12 @@ Tensor private_ints(std::int64_t size) {
 
 std::shared_ptr<EPHandle> make_handle(const DispatchPlan& plan) {
   const RoutingShape& shape = plan.shape;
-  auto handle = std::make_shared<EPHandle>();
-  handle->num_experts = shape.num_experts;
-  handle->num_topk = shape.num_topk;
-  handle->expert_alignment = shape.expert_alignment;
-  handle->num_max_tokens_per_rank = static_cast<int>(plan.num_max_tokens_per_rank);
-  handle->num_sms = plan.num_sms;
-  handle->do_expand = shape.do_expand;
-  handle->has_exact_counts = plan.has_exact_counts;
-  handle->idx_dtype = plan.idx_dtype;
-  handle->topology = shape.topology;
-  handle->num_tokens = plan.num_tokens;
+  auto handle = make_bare_handle(plan);
   handle->psum_num_recv_tokens_per_scaleup_rank = private_ints(shape.topology.num_scaleup_ranks);
   handle->psum_num_recv_tokens_per_expert = private_ints(shape.num_local_experts());
   handle->num_unaligned_recv_tokens_per_expert = private_ints(shape.num_local_experts());
   handle->dst_rows = make_private_tensor(
       TensorView::matrix(nullptr, DType::kInt32, plan.num_tokens, shape.num_topk));
-  if (!plan.has_exact_counts) {
-    RoutingShape expanded = shape;
-    expanded.do_expand = true;
-    handle->num_recv_tokens = shape.num_ranks() * plan.num_max_tokens_per_rank;
-    handle->num_expanded_tokens = worst_case_rows(expanded, plan.num_max_tokens_per_rank);
-  }
   return handle;
 }
 

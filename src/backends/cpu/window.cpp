@@ -30,4 +30,20 @@ std::byte* Window::lent_at(std::int64_t offset, std::int64_t num_bytes, int rank
   return at(offset);
 }
 
+std::shared_ptr<Arena> make_arena(std::shared_ptr<Window> window, std::int64_t begin,
+                                  std::int64_t end, std::int64_t num_kept_bytes) {
+  constexpr std::int64_t kPageBytes = 4096;  // blocks own whole pages, so that they can be released
+  const int fd = window->fd();
+  std::byte* const base = window->at(0);
+  return std::make_shared<Arena>(
+      ArenaMemory{.base = base,
+                  .begin = begin,
+                  .end = end,
+                  .block_bytes = kPageBytes,
+                  .owner = std::move(window),
+                  .release = [fd](std::int64_t offset,
+                                  std::int64_t num_bytes) { release_pages(fd, offset, num_bytes); },
+                  .num_kept_bytes = num_kept_bytes});
+}
+
 }  // namespace deep_ep::cpu

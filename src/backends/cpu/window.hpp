@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 
+#include "backends/arena.hpp"
 #include "backends/cpu/window_layout.hpp"
 #include "os/fd.hpp"
 #include "os/process.hpp"
@@ -51,5 +52,10 @@ class Window {
   UniqueFd fd_;
   Mapping mapping_;
 };
+
+/// Lends [begin, end) of a window; pages beyond the first `num_kept_bytes` go back to the system
+/// with their block.
+std::shared_ptr<Arena> make_arena(std::shared_ptr<Window> window, std::int64_t begin,
+                                  std::int64_t end, std::int64_t num_kept_bytes);
 
 }  // namespace deep_ep::cpu

@@ -1,4 +1,4 @@
-#include "backends/cpu/arena.hpp"
+#include "backends/arena.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -8,6 +8,7 @@
 #include <random>
 #include <vector>
 
+#include "backends/cpu/window.hpp"
 #include "deep_ep/error.hpp"
 
 namespace deep_ep::cpu {
@@ -20,7 +21,7 @@ struct ArenaTest : testing::Test {
   WindowLayout layout{topology};
   std::shared_ptr<Window> window = Window::create(layout, layout.arena + 64 * kMiB);
   std::shared_ptr<Arena> arena =
-      std::make_shared<Arena>(window, layout.arena, layout.arena + 64 * kMiB, 4 * kMiB);
+      make_arena(window, layout.arena, layout.arena + 64 * kMiB, 4 * kMiB);
 
   std::int64_t resident_bytes() const {
     struct stat status {};

@@ -1,0 +1,261 @@
+#include "backends/cuda/ep_backend.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "backends/agree.hpp"
+#include "backends/cuda/ep_combine.hpp"
+#include "backends/cuda/ep_dispatch.hpp"
+#include "backends/cuda/window.hpp"
+#include "base/check.hpp"
+#include "os/process.hpp"
+#include "transport/agreement.hpp"
+#include "transport/peer_exchange.hpp"
+
+namespace deep_ep::cuda {
+
+namespace {
+
+// What ranks of one process show each other.
+struct LocalWindow {
+  std::shared_ptr<Window> window;
+  std::shared_ptr<const Device> device;
+};
+
+abi::Announcement refusal_of(const std::string& reason) {
+  CallTerms terms;
+  terms.operation = static_cast<std::int64_t>(Operation::kRefused);
+  abi::Announcement announcement = announcement_of(terms, 0);
+  announcement.refusal = abi::Refusal::kReason;
+  reason.copy(announcement.reason, sizeof(announcement.reason) - 1);
+  return announcement;
+}
+
+class CudaEPBackend : public EPBackend {
+ public:
+  CudaEPBackend(std::shared_ptr<Bootstrap> bootstrap, const EPBufferOptions& options)
+      : physical_(agree_on_topology(*bootstrap)),
+        logical_(deep_ep::logical_topology(physical_, options.allow_hybrid_mode)),
+        options_(agree_on_options(*bootstrap, options, logical_)) {
+    agree_on_success(*bootstrap, error_of([&] { open_device(); }));
+    exchange_windows(*bootstrap);
+    agree_on_success(*bootstrap, error_of([&] { share_table(); }));
+    // The trial of every path between the ranks: stores and loads of all GPUs.
+    agree_on_success(*bootstrap, error_of([&] { barrier(order_->own()); }));
+  }
+
+  ~CudaEPBackend() override {
+    if (owner_.is_current()) destroy();
+  }
+
+  std::shared_ptr<DispatchCall> dispatch(const DispatchArgs& args,
+                                         const DispatchPlan& plan) override {
+    return start("dispatch", args, [&](CUstream stream) {
+      const bool waits = !plan.is_cached && plan.has_exact_counts;
+      auto call = std::make_shared<Dispatch>(args, plan, context_, *order_, stream,
+                                             waits ? ++num_tickets_ : 0);
+      if (waits && !args.is_async) call->outputs();
+      if (waits && args.is_async) unfinished_ = [call] { call->outputs(); };
+      return call;
+    });
+  }
+
+  std::shared_ptr<CombineCall> combine(const CombineArgs& args, const CombinePlan& plan) override {
+    return start("combine", args, [&](CUstream stream) {
+      auto call = std::make_shared<Combine>(args, plan, options_.allow_multiple_reduction, context_,
+                                            *order_, stream);
+      if (args.defer_epilogue) unfinished_ = [call] { call->outputs(); };
+      return call;
+    });
+  }
+
+  void barrier(void* stream) override {
+    require_usable();
+    CallTerms terms;
+    terms.operation = static_cast<std::int64_t>(Operation::kBarrier);
+    meet(announcement_of(terms, 0), static_cast<CUstream>(stream))->wait();
+  }
+
+  void refuse(const char* operation, const std::string& reason) override {
+    // The caller throws; what the peers make of it is not this rank's error.
+    try {
+      meet(refusal_of(reason), order_->own())->wait();
+    } catch (const Error& error) {
+      if (error.what() != reason) throw Error(error.code(), concat(operation, ": ", error.what()));
+    }
+  }
+
+  Tensor empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype) override {
+    require_usable();
+    require(num_rows >= 0 && num_columns >= 0, "a shape must not be negative, got [", num_rows,
+            ", ", num_columns, "]");
+    return context_.arena->lend_matrix(num_rows, num_columns, dtype);
+  }
+
+  void require_usable() override {
+    require(owner_.is_current(),
+            "the buffer belongs to the process that made it, not to a forked child");
+    require(order_ != nullptr, "the buffer has been destroyed");
+    context_.status->throw_if_broken();
+  }
+
+  void destroy() override {
+    if (order_ == nullptr || !owner_.is_current()) return;
+    const std::scoped_lock lock(mutex_);
+    const CurrentContext current(*context_.device);
+    // After the calls made so far, each of which ends in time.
+    finish_last_call();
+    order_->begin(order_->own(), false);
+    const abi::MeetParams params = {.context = context_.abi, .announcement = {}, .leaves = 1};
+    context_.kernels->launch(KernelId::kMeet, {.num_blocks = 1, .num_threads = 32}, order_->own(),
+                             params);
+    check(driver().cuStreamSynchronize(order_->own()), "cuStreamSynchronize");
+    order_.reset();
+  }
+
+  const EPBufferOptions& options() const noexcept override { return options_; }
+  const Topology& physical_topology() const noexcept override { return physical_; }
+  const Topology& logical_topology() const noexcept override { return logical_; }
+
+ private:
+  void open_device() {
+    auto device = std::make_shared<const Device>(options_.cuda_device);
+    context_.device = device;
+    const CurrentContext current(*device);
+    context_.kernels = std::make_shared<Kernels>(device);
+    context_.status = std::make_shared<Status>(device, logical_, wait_limit(options_));
+    order_ = std::make_unique<StreamOrder>(device);
+    context_.abi.layout = abi::make_window_layout(logical_.num_ranks, kMaxExperts);
+    own_window_ = Window::create(device, window_bytes());
+    descriptor_ = own_window_->export_descriptor();
+  }
+
+  // Small buffers get more than they ask for: handles, padding and other outputs live there too.
+  std::int64_t window_bytes() const {
+    constexpr std::int64_t kLeastArenaBytes = std::int64_t{256} << 20;
+    return context_.abi.layout.arena + std::max(options_.num_bytes, kLeastArenaBytes);
+  }
+
+  void exchange_windows(Bootstrap& bootstrap) {
+    auto own = std::make_shared<LocalWindow>(LocalWindow{own_window_, context_.device});
+    context_.links = std::make_shared<const std::vector<PeerLink>>(
+        exchange_peers(bootstrap, descriptor_.get(), own, wait_limit(options_)));
+    descriptor_.reset();
+    agree_on_success(
+        bootstrap, error_of([&] {
+          int num_on_device = 0;
+          for (int rank = 0; rank < logical_.num_ranks; ++rank) {
+            const PeerLink& link = (*context_.links)[static_cast<std::size_t>(rank)];
+            if (!link.is_same_process()) {
+              windows_.push_back(
+                  Window::map(context_.device, link.descriptor().get(), window_bytes()));
+              continue;
+            }
+            const auto local = std::static_pointer_cast<LocalWindow>(link.object());
+            const bool is_own_device = local->device->ordinal() == context_.device->ordinal();
+            if (is_own_device) ++num_on_device;
+            if (!is_own_device) local->window->allow(*context_.device);
+            windows_.push_back(local->window);
+          }
+          context_.max_blocks = std::max(1, context_.device->num_sms() / num_on_device);
+        }));
+  }
+
+  // The addresses of all windows, in device memory, and what else is the same in every call.
+  void share_table() {
+    const CurrentContext current(*context_.device);
+    context_.arena = std::make_shared<Arena>(ArenaMemory{.base = own_window_->base(),
+                                                         .begin = context_.abi.layout.arena,
+                                                         .end = own_window_->num_bytes(),
+                                                         .block_bytes = 512,
+                                                         .cuda_device = options_.cuda_device,
+                                                         .owner = own_window_,
+                                                         .release = {}});
+    table_ = context_.arena->lend_vector(logical_.num_ranks, DType::kInt64);
+    std::vector<std::uint64_t> addresses;
+    for (const auto& window : windows_) {
+      addresses.push_back(reinterpret_cast<std::uint64_t>(window->base()));
+    }
+    check(driver().cuMemcpyHtoD(reinterpret_cast<CUdeviceptr>(table_.view.data), addresses.data(),
+                                addresses.size() * sizeof(addresses[0])),
+          "cuMemcpyHtoD");
+    context_.abi.window = reinterpret_cast<std::uint8_t*>(own_window_->base());
+    context_.abi.windows = table_.as<std::uint8_t*>();
+    context_.abi.rank_idx = logical_.rank_idx;
+    context_.abi.num_ranks = logical_.num_ranks;
+    context_.status->describe(context_.abi);
+  }
+
+  // A call whose second half waits for the number of received rows, or for its epilogue, comes to
+  // its end before the next one begins: all ranks make the same calls in the same order.
+  void finish_last_call() {
+    if (!unfinished_) return;
+    const auto finish = std::exchange(unfinished_, nullptr);
+    try {
+      finish();
+    } catch (const Error&) {
+      // Who asks that call for its outputs gets the error again, or the buffer is broken.
+    }
+  }
+
+  // Makes a call. What keeps it from being made, the peers hear.
+  template <typename Args, typename Make>
+  auto start(const char* operation, const Args& args, const Make& make)
+      -> decltype(make(CUstream{})) {
+    const std::scoped_lock lock(mutex_);
+    const CurrentContext current(*context_.device);
+    finish_last_call();
+    const CUstream stream = order_->begin(static_cast<CUstream>(args.stream), args.is_async);
+    args.previous_event.wait_on(stream);
+    const std::uint64_t num_launches = context_.kernels->num_launches();
+    try {
+      return make(stream);
+    } catch (const Error& error) {
+      if (context_.kernels->num_launches() != num_launches) throw;
+      post_meeting(refusal_of(concat(operation, ": ", error.what())), stream);
+      throw;
+    }
+  }
+
+  std::shared_ptr<StreamEvent> meet(const abi::Announcement& announcement, CUstream caller) {
+    const std::scoped_lock lock(mutex_);
+    const CurrentContext current(*context_.device);
+    finish_last_call();
+    return post_meeting(announcement, order_->begin(caller, false));
+  }
+
+  std::shared_ptr<StreamEvent> post_meeting(const abi::Announcement& announcement,
+                                            CUstream stream) {
+    const abi::MeetParams params = {
+        .context = context_.abi, .announcement = announcement, .leaves = 0};
+    context_.kernels->launch(KernelId::kMeet, {.num_blocks = 1, .num_threads = 256}, stream,
+                             params);
+    return order_->end(context_, stream);
+  }
+
+  const OwnerProcess owner_;
+  const Topology physical_, logical_;
+  const EPBufferOptions options_;
+  CallContext context_;
+  std::shared_ptr<Window> own_window_;
+  UniqueFd descriptor_;
+  std::vector<std::shared_ptr<Window>> windows_;
+  Tensor table_;
+  std::mutex mutex_;
+  std::uint64_t num_tickets_ = 0;
+  std::function<void()> unfinished_;
+  std::unique_ptr<StreamOrder> order_;  // null: destroyed
+};
+
+}  // namespace
+
+std::unique_ptr<EPBackend> make_ep_backend(std::shared_ptr<Bootstrap> bootstrap,
+                                           const EPBufferOptions& options) {
+  require(bootstrap != nullptr, "a bootstrap must be given");
+  return std::make_unique<CudaEPBackend>(std::move(bootstrap), options);
+}
+
+}  // namespace deep_ep::cuda
