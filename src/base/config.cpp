@@ -60,7 +60,7 @@ bool read_jit_switch(const Variable& variable) {
   const std::optional<std::int64_t> number = parse_integer(setting->value);
   require(number.has_value(), setting->name, " must be true, false, yes, no or an integer, got '",
           setting->value, "'");
-  return *number != 0;
+  return number.value_or(0) != 0;
 }
 
 int read_jit_cpp_standard() {

@@ -1,7 +1,8 @@
 #include "jit/compiler.hpp"
 
 #include <cstdio>
-#include <regex>
+#include <optional>
+#include <string_view>
 #include <utility>
 
 #include "base/check.hpp"
@@ -14,6 +15,14 @@ namespace deep_ep::jit {
 namespace {
 
 void print(const std::string& text) { std::fprintf(stderr, "deep_ep: %s\n", text.c_str()); }
+
+/// sm_<digits>, and perhaps an a or f.
+bool is_arch(std::string_view text) {
+  if (!text.starts_with("sm_")) return false;
+  text.remove_prefix(3);
+  if (text.ends_with('a') || text.ends_with('f')) text.remove_suffix(1);
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string_view::npos;
+}
 
 std::vector<EmbeddedFile> headers_for_nvrtc() {
   const auto headers = kernel_headers();
@@ -32,8 +41,9 @@ CompileOutput compile_with_nvrtc(const CompilePlan& plan, const std::string& sou
           .sass = {}};
 }
 
-CompileOutput compile_with_nvcc(const CompilePlan& plan, const std::string& source) {
-  const NvccJob job{.nvcc = *plan.settings.nvcc_compiler, .source = source, .options = plan.flags};
+CompileOutput compile_with_nvcc(const CompilePlan& plan, const std::string& nvcc,
+                                const std::string& source) {
+  const NvccJob job{.nvcc = nvcc, .source = source, .options = plan.flags};
   NvccOutput output = nvcc_compile(job);
   return {.cubin = std::move(output.bytes),
           .log = std::move(output.log),
@@ -76,9 +86,7 @@ std::string dump_sass(const config::JitSettings& settings, const std::string& cu
 
 CompilePlan plan_compile(const config::JitSettings& settings, const std::string& arch,
                          const std::vector<std::string>& extra_flags) {
-  static const std::regex arch_pattern("sm_[0-9]+[af]?");
-  require(std::regex_match(arch, arch_pattern), "arch must be of the form sm_90a, got '", arch,
-          "'");
+  require(is_arch(arch), "arch must be of the form sm_90a, got '", arch, "'");
   CompilePlan plan{.settings = settings, .compiler = {}, .flags = {}};
   plan.flags = {"-arch=" + arch, concat("-std=c++", settings.cpp_standard)};
   // functions of abi/, which say nothing about host and device, are for both
@@ -109,8 +117,9 @@ std::string command_of(const CompilePlan& plan) {
 
 CompileOutput compile_cubin(const CompilePlan& plan, const std::string& source) {
   if (plan.settings.print_command) print(command_of(plan));
-  CompileOutput output = plan.settings.nvcc_compiler ? compile_with_nvcc(plan, source)
-                                                     : compile_with_nvrtc(plan, source);
+  const std::optional<std::string>& nvcc = plan.settings.nvcc_compiler;
+  CompileOutput output =
+      nvcc ? compile_with_nvcc(plan, *nvcc, source) : compile_with_nvrtc(plan, source);
   if (plan.settings.ptxas_verbose) print(output.log);
   check_memory(plan.settings, output.log);
   output.sass = dump_sass(plan.settings, output.cubin);

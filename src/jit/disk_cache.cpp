@@ -148,7 +148,7 @@ fs::path DiskCache::store(const std::string& name, const std::vector<File>& file
   write_new_file(work.path() / kMarker, marker_text(cubin->second));
   sync_folder(work.path());
 
-  const fs::path folder = entry_folder(root, name);
+  fs::path folder = entry_folder(root, name);
   make_folders(folder.parent_path());
   if (publish(work.path(), folder)) sync_folder(folder.parent_path());
   remove_old_leftovers(tmp);

@@ -81,10 +81,12 @@ Functions resolve_all(const UniqueLibrary& library) {
   return call;
 }
 
+/// The file of an opened library, behind all links; empty if it is gone.
 std::filesystem::path path_of(const UniqueLibrary& library) {
   const link_map* map = nullptr;
   if (::dlinfo(library.get(), RTLD_DI_LINKMAP, static_cast<void*>(&map)) != 0) return {};
-  return map->l_name;
+  std::error_code error;
+  return std::filesystem::canonical(map->l_name, error);
 }
 
 /// What is in an opened library. Throws kUnsupported, saying why, if it is none that we can use.
@@ -196,6 +198,7 @@ class ScopedProgram {
 
   Result compile(const std::vector<std::string>& options) {
     std::vector<const char*> raw_options;
+    raw_options.reserve(options.size());
     for (const std::string& option : options) raw_options.push_back(option.c_str());
     return nvrtc_.call.compile(program_, static_cast<int>(raw_options.size()), raw_options.data());
   }

@@ -73,6 +73,7 @@ int wait_for(pid_t pid, const std::string& program) {
 ProgramResult run_program(const std::vector<std::string>& arguments) {
   internal_check(!arguments.empty(), "a program to run has a name");
   std::vector<char*> raw_arguments;
+  raw_arguments.reserve(arguments.size() + 1);
   for (const std::string& argument : arguments) {
     raw_arguments.push_back(const_cast<char*>(argument.c_str()));  // posix_spawn does not write
   }

@@ -137,7 +137,8 @@ TEST_F(NvrtcCompilerTest, PrintsTheCommandAndTheReportOfPtxas) {
 
 TEST_F(CompilerTest, RefusesOtherFormsOfArch) {
   use_fake_nvcc();
-  for (const char* const arch : {"", "90a", "sm_", "compute_90", "sm_90ab", "sm_90a ", "SM_90"}) {
+  for (const char* const arch :
+       {"", "90a", "sm_", "sm_a", "compute_90", "sm_90ab", "sm_90a ", "SM_90"}) {
     const Error error = error_from([&] { plan_compile(config::jit_settings(), arch, {}); });
     EXPECT_TRUE(is_error(error, ErrorCode::kInvalidArgument, std::string("'") + arch + "'"));
   }

@@ -8,12 +8,14 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "base/config.hpp"
 #include "deep_ep/error.hpp"
+#include "jit/jit.hpp"
 #include "jit/nvrtc.hpp"
 #include "os/file.hpp"
 
@@ -43,6 +45,21 @@ inline std::string why_no_nvrtc() {
   } catch (const Error& error) {
     return error.what();
   }
+}
+
+/// A spec that differs from others in its source alone.
+inline jit::KernelSpec spec_of(const std::string& source) {
+  return {.tag = "test", .source = source, .arch = "sm_90a", .extra_flags = {}};
+}
+
+inline std::string text_of(const std::shared_ptr<const jit::Cubin>& cubin) {
+  const auto* const bytes = reinterpret_cast<const char*>(cubin->image.data());
+  return {bytes, cubin->image.size()};
+}
+
+/// Compiles as a new process would: in memory nothing is known yet.
+inline std::shared_ptr<const jit::Cubin> compile_afresh(const jit::KernelSpec& spec) {
+  return jit::KernelCache().compile(spec);
 }
 
 /// Unsets every variable of the JIT, and gives it a home, a cache and a folder for temporary files

@@ -6,11 +6,13 @@
 
 #include "jit/jit_test_base.hpp"
 #include "support/errors.hpp"
+#include "support/forked_process.hpp"
 
 namespace deep_ep::jit {
 namespace {
 
 using deep_ep::testing::error_from;
+using deep_ep::testing::ForkedProcess;
 using deep_ep::testing::is_error;
 using deep_ep::testing::why_no_nvrtc;
 
@@ -27,8 +29,16 @@ TEST_F(NvrtcTest, TakesALibraryByItsPath) {
   if (folders.empty()) GTEST_SKIP() << "no NVRTC in .venv when this was built";
   const std::string link = (folder() / "library of my own.so").string();
   std::filesystem::create_symlink(folders[0] + "/libnvrtc.so.13", link);
-  ::setenv("EP_NVRTC_LIBRARY", link.c_str(), 1);
-  EXPECT_TRUE(nvrtc_version().starts_with("nvrtc 13.")) << nvrtc_version();
+  // in a child, since the library stays loaded
+  ForkedProcess child([&] {
+    ::setenv("EP_NVRTC_LIBRARY", link.c_str(), 1);
+    EXPECT_TRUE(nvrtc_version().starts_with("nvrtc 13.")) << nvrtc_version();
+    // it needs a second library, which lies where the link leads
+    const NvrtcOutput output =
+        nvrtc_compile({.source = "", .headers = {}, .options = {"-arch=sm_90a"}});
+    EXPECT_FALSE(output.cubin.empty());
+  });
+  EXPECT_EQ(child.wait(), 0);
 }
 
 TEST_F(NvrtcTest, TriesNoOtherThanTheOneThatIsNamed) {

@@ -41,6 +41,8 @@ TEST(PtxasLogTest, TakesASpillOfEitherKindAsLocalMemory) {
 
 TEST(PtxasLogTest, FindsNothingInOtherText) {
   EXPECT_TRUE(parse_ptxas_log("").empty());
+  EXPECT_TRUE(parse_ptxas_log("ptxas info    : Function properties for k").empty());
+  EXPECT_TRUE(parse_ptxas_log("ptxas info    : Function properties for k\nother\n").empty());
   EXPECT_TRUE(parse_ptxas_log("kernel.cu(1): warning: a variable was not used\n").empty());
 }
 
