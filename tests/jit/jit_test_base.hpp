@@ -10,6 +10,7 @@
 #include <fstream>
 #include <memory>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -24,14 +25,9 @@ namespace deep_ep::testing {
 /// DEEP_EP_TEST_NVRTC_FOLDERS, which cmake/tests.cmake sets, as the library wants it.
 inline std::vector<std::string> nvrtc_test_folders() {
   std::vector<std::string> folders;
-  std::string folder;
-  for (const char character : std::string(DEEP_EP_TEST_NVRTC_FOLDERS) + ":") {
-    if (character != ':') {
-      folder += character;
-    } else if (!folder.empty()) {
-      folders.push_back(std::move(folder));
-      folder.clear();
-    }
+  std::istringstream all(DEEP_EP_TEST_NVRTC_FOLDERS);
+  for (std::string folder; std::getline(all, folder, ':');) {
+    if (!folder.empty()) folders.push_back(folder);
   }
   return folders;
 }
