@@ -22,20 +22,13 @@ class Combiner {
         warp_(static_cast<int>(threadIdx.x / 32)) {}
 
   __device__ void run(const std::uint8_t** rows_of_warps) {
-    if (blockIdx.x == 0) {
-      call_.announce_to_all(&params_.announcement, &params_.offer, Stage::kOffered);
-    }
-    if (!call_.block_wait(Stage::kAnnounced, abi::Site::kAnnounced)) return;
-    if (!call_.block_agrees()) {
+    const Call::Opening opening =
+        call_.block_open(&params_.announcement, params_.offer, offers_);
+    if (opening == Call::Opening::kFault) return;
+    if (opening == Call::Opening::kDisagreed) {
       call_.block_end_on_problem(true);
       return;
     }
-    if (!call_.block_wait(Stage::kOffered, abi::Site::kOffered)) return;
-    for (int rank = static_cast<int>(threadIdx.x); rank < params_.context.num_ranks;
-         rank += static_cast<int>(blockDim.x)) {
-      offers_[rank] = call_.offer(params_.context.rank_idx, rank);
-    }
-    __syncthreads();
     const std::int64_t step = std::int64_t{gridDim.x} * (blockDim.x / 32);
     for (std::int64_t token = std::int64_t{blockIdx.x} * (blockDim.x / 32) + warp_;
          token < params_.num_tokens; token += step) {
@@ -46,7 +39,7 @@ class Combiner {
 
  private:
   __device__ void combine(std::int64_t token, const std::uint8_t** rows) const {
-    abi::Lane lane = {-1, -1, -1, -2};
+    abi::Lane lane = abi::no_lane();
     if (thread_ < params_.num_topk) lane = params_.lanes[token * params_.num_topk + thread_];
     const Terms terms = params_.has_lane_rows != 0 ? lane_terms(token, lane, rows)
                                                    : rank_terms(token, lane, rows);
@@ -102,7 +95,7 @@ class Combiner {
                               const std::uint8_t** rows) const {
     constexpr unsigned kAll = 0xffffffff;
     const int num_biases = bias_terms(token, rows);
-    const bool is_term = lane.rank >= 0 && (lane.expert_and_master & 1) != 0;
+    const bool is_term = lane.is_master();
     const unsigned terms = __ballot_sync(kAll, is_term);
     const int domain = is_term ? lane.rank / params_.num_scaleup_ranks : -1 - thread_;
     const unsigned of_domain = __match_any_sync(kAll, domain);

@@ -147,11 +147,7 @@ class Counter {
         std::int32_t* const cell =
             params_.chunk_counts + std::int64_t{chunk} * num_columns_ + column;
         const int own = chunk < params_.num_chunks ? *cell : 0;
-        int sum = own;
-        for (int distance = 1; distance < 32; distance *= 2) {
-          const int below = __shfl_up_sync(0xffffffff, sum, static_cast<unsigned>(distance));
-          if (thread_ >= distance) sum += below;
-        }
+        const int sum = warp_inclusive_sum(own);
         if (chunk < params_.num_chunks) *cell = total + sum - own;
         total += __shfl_sync(0xffffffff, sum, 31);
       }
@@ -217,16 +213,20 @@ class Counter {
     return (num_rows + alignment - 1) / alignment * alignment;
   }
 
+  __device__ int warp_inclusive_sum(int value) const {
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int below = __shfl_up_sync(0xffffffff, value, static_cast<unsigned>(distance));
+      if (thread_ >= distance) value += below;
+    }
+    return value;
+  }
+
   __device__ void warp_exclusive_sum(int* values, int size) const {
     int total = 0;
     for (int first = 0; first < size; first += 32) {
       const int i = first + thread_;
       const int own = i < size ? values[i] : 0;
-      int sum = own;
-      for (int distance = 1; distance < 32; distance *= 2) {
-        const int below = __shfl_up_sync(0xffffffff, sum, static_cast<unsigned>(distance));
-        if (thread_ >= distance) sum += below;
-      }
+      const int sum = warp_inclusive_sum(own);
       if (i < size) values[i] = total + sum - own;
       total += __shfl_sync(0xffffffff, sum, 31);
     }
@@ -325,7 +325,7 @@ class Counter {
     if (!lanes.is_used) return;
     const bool is_master = is_valid && (31 - __clz(static_cast<int>(lanes.same_token_rank))) == thread_;
     const std::int64_t place = token * params_.num_topk + lane;
-    abi::Lane result = {-1, -1, -1, -2};
+    abi::Lane result = abi::no_lane();
     if (is_valid) {
       result.rank = lanes.rank;
       result.token_row = token_row;

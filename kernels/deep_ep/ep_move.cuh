@@ -20,7 +20,7 @@ class Mover {
       : params_(params),
         call_(params.context),
         offers_(reinterpret_cast<Offer*>(shared)),
-        stages_(shared + first_stage(params.context.num_ranks)),
+        stages_(shared + abi::offers_bytes(params.context.num_ranks)),
         num_warps_(static_cast<int>(blockDim.x / 32)),
         warp_(static_cast<int>(threadIdx.x / 32)),
         thread_(static_cast<int>(threadIdx.x % 32)) {}
@@ -30,30 +30,16 @@ class Mover {
       call_.block_end_on_problem(true);
       return;
     }
-    if (blockIdx.x == 0) {
-      call_.announce_to_all(params_.announces != 0 ? &params_.announcement : nullptr,
-                            &params_.offer, Stage::kOffered);
+    const Announcement* const announcement =
+        params_.announces != 0 ? &params_.announcement : nullptr;
+    const Call::Opening opening = call_.block_open(announcement, params_.offer, offers_);
+    if (opening == Call::Opening::kFault) return;
+    if (opening == Call::Opening::kDisagreed) {
+      call_.block_end_on_problem(params_.ends_call != 0);
+      return;
     }
-    if (params_.announces != 0) {
-      if (!call_.block_wait(Stage::kAnnounced, abi::Site::kAnnounced)) return;
-      if (!call_.block_agrees()) {
-        call_.block_end_on_problem(params_.ends_call != 0);
-        return;
-      }
-    }
-    if (!call_.block_wait(Stage::kOffered, abi::Site::kOffered)) return;
-    for (int rank = static_cast<int>(threadIdx.x); rank < params_.context.num_ranks;
-         rank += static_cast<int>(blockDim.x)) {
-      offers_[rank] = call_.offer(params_.context.rank_idx, rank);
-    }
-    __syncthreads();
     move();
     call_.block_end(params_.ends_call != 0);
-  }
-
-  /// Bytes of shared memory before the first stage: the offers.
-  __device__ static std::int64_t first_stage(int num_ranks) {
-    return abi::align_up(num_ranks * static_cast<std::int64_t>(sizeof(Offer)), 128);
   }
 
  private:
@@ -63,15 +49,12 @@ class Mover {
   __device__ std::int64_t token_step() const { return std::int64_t{gridDim.x} * num_warps_; }
 
   __device__ abi::Lane lane_of(std::int64_t token) const {
-    if (thread_ >= params_.num_topk) return {-1, -1, -1, -2};
+    if (thread_ >= params_.num_topk) return abi::no_lane();
     return params_.lanes[token * params_.num_topk + thread_];
-  }
-  __device__ static bool is_master(const abi::Lane& lane) {
-    return lane.rank >= 0 && (lane.expert_and_master & 1) != 0;
   }
   // Whether this lane's row is written here.
   __device__ bool is_written(const abi::Lane& lane) const {
-    return is_master(lane) || (params_.do_expand != 0 && lane.rank == params_.context.rank_idx);
+    return lane.is_master() || (params_.do_expand != 0 && lane.rank == params_.context.rank_idx);
   }
   template <typename T>
   __device__ T* at(int rank, std::int64_t offset) const {
@@ -186,7 +169,7 @@ class Mover {
       at<float>(lane.rank, offers_[lane.rank].topk_weights)[lane.row] =
           params_.topk_weights[token * params_.num_topk + thread_];
     }
-    const unsigned masters = __ballot_sync(0xffffffff, is_master(lane));
+    const unsigned masters = __ballot_sync(0xffffffff, lane.is_master());
     for (unsigned left = masters; left != 0; left &= left - 1) {
       const int master = __ffs(static_cast<int>(left)) - 1;
       send_metadata(token, lane, __shfl_sync(0xffffffff, lane.rank, master),
@@ -211,7 +194,7 @@ class Mover {
     const bool is_there = lane.rank == rank;
     const std::int64_t first = std::int64_t{token_row} * num_topk;
     if (params_.do_expand == 0 && has_lane) {
-      const int expert = is_there ? lane.expert_and_master >> 1 : -1;
+      const int expert = is_there ? lane.local_expert() : -1;
       if (params_.is_idx_wide != 0) {
         at<std::int64_t>(rank, offer.topk_idx)[first + thread_] = expert;
       } else {

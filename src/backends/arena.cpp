@@ -5,16 +5,9 @@
 #include <utility>
 
 #include "base/check.hpp"
+#include "core/ep_routing.hpp"
 
 namespace deep_ep {
-
-namespace {
-
-constexpr std::int64_t round_up(std::int64_t value, std::int64_t alignment) noexcept {
-  return (value + alignment - 1) / alignment * alignment;
-}
-
-}  // namespace
 
 Arena::Arena(ArenaMemory memory) : memory_(std::move(memory)) {
   gaps_.emplace(memory_.begin, memory_.end - memory_.begin);
@@ -22,7 +15,7 @@ Arena::Arena(ArenaMemory memory) : memory_(std::move(memory)) {
 
 std::shared_ptr<void> Arena::lend(std::int64_t num_bytes) {
   if (num_bytes == 0) return nullptr;
-  const std::int64_t size = round_up(num_bytes, memory_.block_bytes);
+  const std::int64_t size = align_up(num_bytes, memory_.block_bytes);
   std::int64_t offset = 0;
   {
     const std::scoped_lock lock(mutex_);

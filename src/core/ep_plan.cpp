@@ -277,7 +277,7 @@ CombinePlan plan_combine(const CombineArgs& args, const EPBufferOptions& options
       require_matrix("bias", bias, plan.num_tokens, plan.hidden, DType::kBFloat16);
   }
   require(!args.defer_epilogue || args.is_async, "defer_epilogue goes with an asynchronous call");
-  if (args.num_sms != 0) static_cast<void>(even_sms(args.num_sms));
+  plan.num_sms = args.num_sms == 0 ? handle.num_sms : even_sms(args.num_sms);
   return plan;
 }
 

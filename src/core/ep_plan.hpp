@@ -41,6 +41,7 @@ struct CombinePlan {
   std::int64_t hidden = 0;
   std::int64_t row_bytes = 0;
   bool has_weights = false;
+  int num_sms = 0;  ///< as given, rounded up to even, or the handle's
 };
 CombinePlan plan_combine(const CombineArgs& args, const EPBufferOptions& options,
                          const Topology& logical);

@@ -2,6 +2,7 @@
 // Where the tensors of a test lie: for CUDA ranks on the GPU, with copies to and from the host; for
 // CPU ranks everything stays where it is.
 #include <cstdint>
+#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,7 +16,9 @@ namespace deep_ep::testing {
 /// Why tests on GPUs cannot run here; empty if they can.
 inline std::string why_no_gpu() {
   try {
-    cuda::Device(0);
+    // Kept: a context that nobody holds is made anew by each test, which takes longer than the
+    // test.
+    static const cuda::Device device(0);
     return "";
   } catch (const Error& error) {
     return error.what();

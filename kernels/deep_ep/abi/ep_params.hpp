@@ -24,8 +24,18 @@ struct alignas(16) Lane {
   std::int32_t row;        ///< in that rank's output: token_row, or the lane's expanded row
   std::int32_t token_row;  ///< row of the token in the compact order of that rank
   std::int32_t expert_and_master;  ///< 2 * local expert, + 1 on the highest lane of its token there
+
+  /// The highest lane of its token on its rank.
+  constexpr bool is_master() const noexcept { return rank >= 0 && (expert_and_master & 1) != 0; }
+  constexpr std::int32_t local_expert() const noexcept { return expert_and_master >> 1; }
 };
 static_assert(sizeof(Lane) == 16);
+constexpr Lane no_lane() noexcept { return {-1, -1, -1, -2}; }
+
+/// Shared memory of a block for the offers of all ranks; what follows is aligned for bulk copies.
+constexpr std::int64_t offers_bytes(int num_ranks) noexcept {
+  return align_up(num_ranks * static_cast<std::int64_t>(sizeof(Offer)), 128);
+}
 
 /// What the owner of a handle receives, in device memory.
 struct Received {

@@ -87,6 +87,26 @@ class Call {
     return false;
   }
 
+  /// The beginning of a kernel that moves rows: the first block writes this rank's announcement
+  /// (null: an earlier kernel of the call did, and all ranks agreed) and offer to all ranks, and
+  /// every block takes those of all ranks into `offers`, which is shared memory.
+  enum class Opening { kOpen, kDisagreed, kFault };
+  __device__ Opening block_open(const Announcement* announcement_of_call, const Offer& own_offer,
+                                Offer* offers) const {
+    if (blockIdx.x == 0) announce_to_all(announcement_of_call, &own_offer, Stage::kOffered);
+    if (announcement_of_call != nullptr) {
+      if (!block_wait(Stage::kAnnounced, abi::Site::kAnnounced)) return Opening::kFault;
+      if (!block_agrees()) return Opening::kDisagreed;
+    }
+    if (!block_wait(Stage::kOffered, abi::Site::kOffered)) return Opening::kFault;
+    for (int rank = static_cast<int>(threadIdx.x); rank < context_.num_ranks;
+         rank += static_cast<int>(blockDim.x)) {
+      offers[rank] = offer(context_.rank_idx, rank);
+    }
+    __syncthreads();
+    return Opening::kOpen;
+  }
+
   /// Waits until all blocks of the grid have come here. False: there is a fault. Once a kernel.
   __device__ bool block_meet_grid() const {
     __syncthreads();

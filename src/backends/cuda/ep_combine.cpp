@@ -6,7 +6,6 @@ namespace deep_ep::cuda {
 
 namespace {
 
-constexpr int kWarp = 32;
 constexpr int kNumWarps = 16;
 
 }  // namespace
@@ -19,7 +18,6 @@ Combine::Combine(const CombineArgs& args, const CombinePlan& plan, bool allow_mu
       context_(context),
       order_(order),
       stream_(stream),
-      num_sms_(args.num_sms == 0 ? args.handle->num_sms : args.num_sms + args.num_sms % 2),
       routing_(routing_of(*args.handle)) {
   Arena& arena = *context_.arena;
   outputs_.combined_x = arena.lend_matrix(plan.num_tokens, plan.hidden, DType::kBFloat16);
@@ -63,7 +61,7 @@ void Combine::stage() {
       .sums_rows = sums_first() ? 1 : 0,
       .copy_width = copy_width(plan_.row_bytes, {args_.x.data})};
   context_.kernels->launch(KernelId::kCombineStage,
-                           {.num_blocks = context_.num_blocks(num_sms_, num_sms_),
+                           {.num_blocks = context_.num_blocks(plan_.num_sms, plan_.num_sms),
                             .num_threads = kWarp * kNumWarps,
                             .shared_bytes = 0},
                            stream_, params);
@@ -104,7 +102,8 @@ void Combine::combine() {
       .copy_width = copy_width(plan_.row_bytes, {args_.bias[0].data, args_.bias[1].data})};
   context_.kernels->launch(
       KernelId::kCombine,
-      {.num_blocks = context_.num_blocks((plan_.num_tokens + kNumWarps - 1) / kNumWarps, num_sms_),
+      {.num_blocks =
+           context_.num_blocks((plan_.num_tokens + kNumWarps - 1) / kNumWarps, plan_.num_sms),
        .num_threads = kWarp * kNumWarps,
        .shared_bytes = context_.abi.num_ranks * static_cast<int>(sizeof(abi::Offer))},
       stream_, params);

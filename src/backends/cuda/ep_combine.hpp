@@ -29,7 +29,6 @@ class Combine : public CombineCall {
   const CallContext context_;
   StreamOrder& order_;
   const CUstream stream_;
-  const int num_sms_;
   std::shared_ptr<const DeviceRouting> routing_;
   Tensor staged_x_, staged_weights_;  // in the window, until the call is over in stream order
   CombineOutputs outputs_;

@@ -11,8 +11,6 @@ namespace deep_ep::cuda {
 
 namespace {
 
-constexpr int kWarp = 32;
-
 int ceil_div(std::int64_t value, std::int64_t divisor) {
   return static_cast<int>((value + divisor - 1) / divisor);
 }
@@ -88,13 +86,8 @@ void Dispatch::count() {
           shape.num_experts);
   const int num_warps = std::min(16, most_warps);
 
-  const RoutingShape expanded = [&] {
-    RoutingShape copy = shape;
-    copy.do_expand = true;
-    return copy;
-  }();
-  const bool is_bounded =
-      !plan_.has_exact_counts && expanded.num_topk > num_local && shape.do_expand;
+  // The worst case of expanded rows holds only without the same expert twice.
+  const bool is_bounded = !plan_.has_exact_counts && shape.do_expand && shape.num_topk > num_local;
   const abi::CountParams params = {
       .context = context_.abi,
       .announcement = announcement_of(terms_of(plan_), plan_.num_tokens),
@@ -156,14 +149,15 @@ void Dispatch::wait_for_counts() {
 
 void Dispatch::move() {
   const CurrentContext current(*context_.device);
-  launch_move(plan_.row_bytes);
+  launch_move();
   if (plan_.shape.do_expand) launch_finish();
   event_ = order_.end(context_, stream_);
   if (args_.keep_alive != nullptr) event_->keep(std::move(args_.keep_alive));
   has_moved_ = true;
 }
 
-void Dispatch::launch_move(std::int64_t row_bytes) {
+void Dispatch::launch_move() {
+  const std::int64_t row_bytes = plan_.row_bytes;
   const Arena& arena = *context_.arena;
   const auto offset = [&arena](const Tensor& tensor) {
     return tensor.view.num_elements() == 0 ? -1 : arena.offset_of(tensor.view.data, 1);
@@ -183,8 +177,7 @@ void Dispatch::launch_move(std::int64_t row_bytes) {
   const bool is_bulk =
       context_.device->has_bulk_copies() && width == 16 && config::cuda_bulk_copies();
   const int num_warps = is_bulk ? 4 : 16;
-  const std::int64_t offers_bytes =
-      align_up(context_.abi.num_ranks * static_cast<std::int64_t>(sizeof(abi::Offer)), 128);
+  const std::int64_t offers_bytes = abi::offers_bytes(context_.abi.num_ranks);
   std::int64_t stage_bytes = 0;
   int num_stages = 0;
   if (is_bulk) {

@@ -25,9 +25,8 @@ class Dispatch : public DispatchCall {
   void count();
   void wait_for_counts();
   void move();
-  void launch_move(std::int64_t row_bytes);
+  void launch_move();
   void launch_finish();
-  int num_chunks(int tokens_per_chunk) const;
 
   DispatchArgs args_;
   const DispatchPlan plan_;

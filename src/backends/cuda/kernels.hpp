@@ -9,6 +9,7 @@ namespace deep_ep::cuda {
 
 enum class KernelId { kCount, kMove, kFinish, kCombineStage, kCombine, kMeet };
 inline constexpr int kNumKernels = 6;
+inline constexpr int kWarp = 32;  ///< threads
 
 /// The size of a launch.
 struct LaunchShape {
