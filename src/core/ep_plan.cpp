@@ -15,11 +15,11 @@ namespace {
 struct ShapeText {
   const TensorView& view;
   friend std::ostream& operator<<(std::ostream& out, const ShapeText& text) {
-    const TensorView& view = text.view;
-    if (!view.is_given()) return out << "none";
-    out << "[" << view.shape[0];
-    if (view.num_dims == 2) out << ", " << view.shape[1];
-    return out << "] " << name_of(view.dtype);
+    const auto& [tensor] = text;
+    if (!tensor.is_given()) return out << "none";
+    out << "[" << tensor.shape[0];
+    if (tensor.num_dims == 2) out << ", " << tensor.shape[1];
+    return out << "] " << name_of(tensor.dtype);
   }
 };
 

@@ -78,7 +78,7 @@ HWY_INLINE WordVec Pack(const Pair& sum) {
 
 // Sums kNum vectors of words of all rows, starting at value `offset`. Several at a time hide how
 // long each addition takes.
-template <bool kHasGroups, int kNum>
+template <bool kHasGroups, std::size_t kNum>
 HWY_INLINE void SumAt(std::uint32_t* HWY_RESTRICT target, const RowSum& sum, std::size_t offset,
                       bool streams) {
   const Words d;
@@ -88,7 +88,7 @@ HWY_INLINE void SumAt(std::uint32_t* HWY_RESTRICT target, const RowSum& sum, std
   std::fill_n(total, kNum, zero);
   const auto add = [&](Pair* pairs, const std::uint16_t* row) HWY_ATTR {
     const auto* words = reinterpret_cast<const std::uint32_t*>(row + offset);
-    for (int i = 0; i < kNum; ++i) Accumulate(pairs[i], hn::LoadU(d, words + i * lanes));
+    for (std::size_t i = 0; i < kNum; ++i) Accumulate(pairs[i], hn::LoadU(d, words + i * lanes));
   };
   if constexpr (!kHasGroups) {
     for (const std::uint16_t* row : sum.rows) add(total, row);
@@ -102,10 +102,10 @@ HWY_INLINE void SumAt(std::uint32_t* HWY_RESTRICT target, const RowSum& sum, std
       Pair group[kNum];
       std::fill_n(group, kNum, zero);
       for (int i = 0; i < size; ++i) add(group, *row++);
-      for (int i = 0; i < kNum; ++i) Accumulate(total[i], Pack(group[i]));
+      for (std::size_t i = 0; i < kNum; ++i) Accumulate(total[i], Pack(group[i]));
     }
   }
-  for (int i = 0; i < kNum; ++i) {
+  for (std::size_t i = 0; i < kNum; ++i) {
     if (streams) {
       hn::Stream(Pack(total[i]), d, target + i * lanes);
     } else {
@@ -117,7 +117,7 @@ HWY_INLINE void SumAt(std::uint32_t* HWY_RESTRICT target, const RowSum& sum, std
 template <bool kHasGroups>
 void SumAll(std::uint16_t* HWY_RESTRICT target, const RowSum& sum, std::size_t hidden,
             bool streams) {
-  constexpr int kNum = 2;
+  constexpr std::size_t kNum = 2;
   const std::size_t lanes = 2 * hn::Lanes(Words());  // values
   const auto words = [](std::uint16_t* values) { return reinterpret_cast<std::uint32_t*>(values); };
   streams = streams && reinterpret_cast<std::uintptr_t>(target) % (2 * lanes) == 0;
