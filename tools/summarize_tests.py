@@ -35,6 +35,11 @@ def full_name(case: ElementTree.Element) -> str:
     return name if suite in ("", name) else f"{suite}.{name}"
 
 
+def without_parameters(name: str) -> str:
+    """The test of a case: `Suite.Test/case # ...` of GoogleTest, `test[case]` of pytest."""
+    return re.sub(r"(\.\w+)/\S+.*$|\[.*\]$", r"\1", name)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("files", nargs="+", type=Path, metavar="junit.xml")
@@ -58,8 +63,8 @@ def main() -> int:
 
     for reason, names in skipped.items():
         print(f"skipped: {reason}")
-        for name in names:
-            print(f"    {name}")
+        for test, number in Counter(map(without_parameters, names)).items():
+            print(f"    {test}" + (f" ({number} cases)" if number > 1 else ""))
     for name in failed:
         print(f"failed: {name}")
     print(", ".join(f"{counts[key]} {key}" for key in ("passed", "failed", "skipped")))
