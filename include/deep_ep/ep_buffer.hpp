@@ -194,12 +194,19 @@ class EPBuffer {
   /// or combine.
   void refuse_call(const std::string& reason);
 
-  /// Makes all ranks wait for each other, after the calls made so far. `stream`: the caller's.
-  void barrier(void* stream = nullptr);
+  /// Makes all ranks wait for each other, after the calls made so far. `stream`: the caller's,
+  /// which then waits. CPU ranks have waited when this returns.
+  Event barrier(void* stream = nullptr);
+
+  /// The `CUstream` that asynchronous calls run on; null on CPU ranks.
+  void* comm_stream();
 
   /// A tensor `[num_rows, num_columns]` in this buffer's window, contents unspecified: expert
   /// outputs written there are read by the peers in place. Stays valid after destroy(). Local.
-  Tensor empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype);
+  /// `stream`: the caller's `CUstream` on CUDA ranks; while it is captured into a graph, the memory
+  /// stays reserved for that graph.
+  Tensor empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype,
+               void* stream = nullptr);
 
   /// Ends the use of the buffer on this rank, after the calls made so far. Local: waits for no
   /// peer. Peers that call it later get kPeer. Tensors that it lent stay valid. May be called

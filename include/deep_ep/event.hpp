@@ -28,4 +28,8 @@ class Event {
   std::shared_ptr<const EventState> state_;
 };
 
+/// A point after all that has been put on `stream`, a `CUstream` of the GPU `cuda_device`. Throws
+/// kUnsupported, kDevice.
+Event record_event(int cuda_device, void* stream);
+
 }  // namespace deep_ep

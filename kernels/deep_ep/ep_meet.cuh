@@ -9,7 +9,7 @@ extern "C" __global__ void __launch_bounds__(512, 1)
   using deep_ep::device::Stage;
   const deep_ep::device::Call call(params.context);
   if (params.leaves != 0) {
-    if (threadIdx.x == 0) call.leave();
+    if (threadIdx.x == 0) call.leave();  // replays of graphs do nothing from now on
     return;
   }
   if (call.has_fault()) return;

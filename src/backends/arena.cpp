@@ -73,19 +73,4 @@ std::int64_t Arena::num_lent_bytes() const {
   return num_lent_bytes_;
 }
 
-Tensor Arena::lend_as(TensorView shape) {
-  std::shared_ptr<void> block = lend(shape.num_bytes());
-  shape.data = block.get();
-  shape.cuda_device = memory_.cuda_device;
-  return {shape, std::move(block)};
-}
-
-Tensor Arena::lend_matrix(std::int64_t num_rows, std::int64_t num_columns, DType dtype) {
-  return lend_as(TensorView::matrix(nullptr, dtype, num_rows, num_columns));
-}
-
-Tensor Arena::lend_vector(std::int64_t num_elements, DType dtype) {
-  return lend_as(TensorView::vector(nullptr, dtype, num_elements));
-}
-
 }  // namespace deep_ep

@@ -11,7 +11,7 @@
 #include <memory>
 #include <mutex>
 
-#include "deep_ep/tensor.hpp"
+#include "backends/lender.hpp"
 #include "os/process.hpp"
 
 namespace deep_ep {
@@ -29,13 +29,14 @@ struct ArenaMemory {
   std::int64_t num_kept_bytes = 0;  ///< from `begin`; only what lies beyond is released
 };
 
-class Arena : public std::enable_shared_from_this<Arena> {
+class Arena : public Lender, public std::enable_shared_from_this<Arena> {
  public:
   explicit Arena(ArenaMemory memory);
 
-  /// A block of at least `num_bytes`, contents unspecified; null for no bytes.
   /// Throws kSystem when no gap is large enough: tensors that live hold the rest.
-  std::shared_ptr<void> lend(std::int64_t num_bytes);
+  std::shared_ptr<void> lend(std::int64_t num_bytes) override;
+
+  int cuda_device() const noexcept override { return memory_.cuda_device; }
 
   /// The window offset of `address` if the whole range lies in this arena, else -1.
   std::int64_t offset_of(const void* address, std::int64_t num_bytes) const noexcept;
@@ -43,12 +44,8 @@ class Arena : public std::enable_shared_from_this<Arena> {
   /// Bytes that are lent now.
   std::int64_t num_lent_bytes() const;
 
-  Tensor lend_matrix(std::int64_t num_rows, std::int64_t num_columns, DType dtype);
-  Tensor lend_vector(std::int64_t num_elements, DType dtype);
-
  private:
   void take_back(std::int64_t offset, std::int64_t num_bytes) noexcept;
-  Tensor lend_as(TensorView shape);
 
   const ArenaMemory memory_;
   const OwnerProcess owner_;

@@ -33,10 +33,12 @@ class EPBackend {
                                                const CombinePlan& plan) = 0;
   /// Takes part in the next call only to say that this rank cannot: the peers throw `reason`.
   virtual void refuse(const char* operation, const std::string& reason) = 0;
-  virtual void barrier(void* stream) = 0;
+  virtual Event barrier(void* stream) = 0;
+  virtual void* comm_stream() = 0;
   /// Throws the first error of a buffer that takes no more calls.
   virtual void require_usable() = 0;
-  virtual Tensor empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype) = 0;
+  virtual Tensor empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype,
+                       void* stream) = 0;
   virtual void destroy() = 0;
   virtual const EPBufferOptions& options() const noexcept = 0;
   virtual const Topology& physical_topology() const noexcept = 0;

@@ -4,12 +4,12 @@ namespace deep_ep {
 
 namespace {
 
-Tensor lend_scales(Arena& arena, const DispatchPlan& plan, std::int64_t num_rows,
+Tensor lend_scales(Lender& lender, const DispatchPlan& plan, std::int64_t num_rows,
                    bool is_col_major) {
-  if (!is_col_major) return arena.lend_matrix(num_rows, plan.num_sf_packs, plan.sf_dtype);
+  if (!is_col_major) return lender.lend_matrix(num_rows, plan.num_sf_packs, plan.sf_dtype);
   // Columns start on 16 bytes, as TMA wants them.
   const std::int64_t column = align_up(num_rows, 4);
-  Tensor sf = arena.lend_matrix(plan.num_sf_packs, column, plan.sf_dtype);
+  Tensor sf = lender.lend_matrix(plan.num_sf_packs, column, plan.sf_dtype);
   sf.view.shape = {num_rows, plan.num_sf_packs};
   sf.view.strides = {1, column};
   return sf;
@@ -17,20 +17,20 @@ Tensor lend_scales(Arena& arena, const DispatchPlan& plan, std::int64_t num_rows
 
 }  // namespace
 
-void lend_received(Arena& arena, const DispatchArgs& args, const DispatchPlan& plan,
+void lend_received(Lender& lender, const DispatchArgs& args, const DispatchPlan& plan,
                    std::int64_t num_rows, DispatchOutputs& outputs) {
   const RoutingShape& shape = plan.shape;
-  outputs.recv_x = arena.lend_matrix(num_rows, plan.hidden, plan.x_dtype);
+  outputs.recv_x = lender.lend_matrix(num_rows, plan.hidden, plan.x_dtype);
   if (plan.num_sf_packs != 0) {
-    outputs.recv_x_sf = lend_scales(arena, plan, num_rows, args.use_tma_aligned_col_major_sf);
+    outputs.recv_x_sf = lend_scales(lender, plan, num_rows, args.use_tma_aligned_col_major_sf);
   }
   if (!shape.do_expand) {
-    outputs.recv_topk_idx = arena.lend_matrix(num_rows, shape.num_topk, plan.idx_dtype);
+    outputs.recv_topk_idx = lender.lend_matrix(num_rows, shape.num_topk, plan.idx_dtype);
   }
   if (plan.has_weights) {
     outputs.recv_topk_weights = shape.do_expand
-                                    ? arena.lend_vector(num_rows, DType::kFloat32)
-                                    : arena.lend_matrix(num_rows, shape.num_topk, DType::kFloat32);
+                                    ? lender.lend_vector(num_rows, DType::kFloat32)
+                                    : lender.lend_matrix(num_rows, shape.num_topk, DType::kFloat32);
   }
 }
 

@@ -3,14 +3,14 @@
 #include <cstdint>
 #include <memory>
 
-#include "backends/arena.hpp"
+#include "backends/lender.hpp"
 #include "core/ep_plan.hpp"
 #include "deep_ep/ep_buffer.hpp"
 
 namespace deep_ep {
 
 /// Lends the tensors of `outputs` for `num_rows` received rows.
-void lend_received(Arena& arena, const DispatchArgs& args, const DispatchPlan& plan,
+void lend_received(Lender& lender, const DispatchArgs& args, const DispatchPlan& plan,
                    std::int64_t num_rows, DispatchOutputs& outputs);
 
 /// A handle with all numbers that are known before the counts, and without tensors.

@@ -51,10 +51,12 @@ void EPBuffer::refuse_call(const std::string& reason) {
   backend_->refuse("call", reason);
 }
 
-void EPBuffer::barrier(void* stream) { backend_->barrier(stream); }
+Event EPBuffer::barrier(void* stream) { return backend_->barrier(stream); }
 
-Tensor EPBuffer::empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype) {
-  return backend_->empty(num_rows, num_columns, dtype);
+void* EPBuffer::comm_stream() { return backend_->comm_stream(); }
+
+Tensor EPBuffer::empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype, void* stream) {
+  return backend_->empty(num_rows, num_columns, dtype, stream);
 }
 
 void EPBuffer::destroy() { backend_->destroy(); }

@@ -42,7 +42,8 @@ std::shared_ptr<const EPHandle> handle_or_none(const PyHandle* handle) {
 
 void init_buffer(PyBuffer* self, const PyBootstrap& bootstrap, std::int64_t num_bytes,
                  int num_max_tokens_per_rank, int hidden, int num_topk, bool use_fp8_dispatch,
-                 bool allow_hybrid_mode, bool allow_multiple_reduction, double timeout_secs) {
+                 bool allow_hybrid_mode, bool allow_multiple_reduction, double timeout_secs,
+                 int cuda_device) {
   const EPBufferOptions options{.num_bytes = num_bytes,
                                 .num_max_tokens_per_rank = num_max_tokens_per_rank,
                                 .hidden = hidden,
@@ -50,6 +51,7 @@ void init_buffer(PyBuffer* self, const PyBootstrap& bootstrap, std::int64_t num_
                                 .use_fp8_dispatch = use_fp8_dispatch,
                                 .allow_hybrid_mode = allow_hybrid_mode,
                                 .allow_multiple_reduction = allow_multiple_reduction,
+                                .cuda_device = cuda_device,
                                 .timeout_secs = timeout_secs};
   const Unlocked unlocked;
   new (self) PyBuffer(std::make_shared<EPBuffer>(bootstrap.get(), options));
@@ -61,7 +63,8 @@ PyPendingDispatch dispatch(const PyBuffer& self, const TensorView& x, const Tens
                            int num_max_tokens_per_rank, int expert_alignment, int num_sms,
                            const PyHandle* handle, bool do_cpu_sync, bool do_expand,
                            bool do_zero_padding, bool use_tma_aligned_col_major_sf, bool is_async,
-                           const Event* previous_event, const nb::object& keep_alive) {
+                           const Event* previous_event, std::uintptr_t stream,
+                           const nb::object& keep_alive) {
   const DispatchArgs args{
       .x = x,
       .x_sf = view_or_none(x_sf),
@@ -79,6 +82,7 @@ PyPendingDispatch dispatch(const PyBuffer& self, const TensorView& x, const Tens
       .use_tma_aligned_col_major_sf = use_tma_aligned_col_major_sf,
       .is_async = is_async,
       .previous_event = previous_event == nullptr ? Event() : *previous_event,
+      .stream = reinterpret_cast<void*>(stream),
       .keep_alive = share(keep_alive)};
   const Unlocked unlocked;
   return PyPendingDispatch(std::make_shared<const PendingDispatch>(self->dispatch(args)));
@@ -97,7 +101,8 @@ nb::tuple dispatch_outputs(const PyPendingDispatch& self) {
 PyPendingCombine combine(const PyBuffer& self, const TensorView& x, const PyHandle& handle,
                          const TensorView* topk_weights, const TensorView* bias_0,
                          const TensorView* bias_1, int num_sms, bool is_async, bool defer_epilogue,
-                         const Event* previous_event, const nb::object& keep_alive) {
+                         const Event* previous_event, std::uintptr_t stream,
+                         const nb::object& keep_alive) {
   const CombineArgs args{.x = x,
                          .handle = handle.get(),
                          .topk_weights = view_or_none(topk_weights),
@@ -106,6 +111,7 @@ PyPendingCombine combine(const PyBuffer& self, const TensorView& x, const PyHand
                          .is_async = is_async,
                          .defer_epilogue = defer_epilogue,
                          .previous_event = previous_event == nullptr ? Event() : *previous_event,
+                         .stream = reinterpret_cast<void*>(stream),
                          .keep_alive = share(keep_alive)};
   const Unlocked unlocked;
   return PyPendingCombine(std::make_shared<const PendingCombine>(self->combine(args)));
@@ -176,7 +182,8 @@ void bind_buffer(nb::module_& module) {
       .def("__init__", &init_buffer, "bootstrap"_a, nb::kw_only(), "num_bytes"_a = 0,
            "num_max_tokens_per_rank"_a = 0, "hidden"_a = 0, "num_topk"_a = 0,
            "use_fp8_dispatch"_a = false, "allow_hybrid_mode"_a = true,
-           "allow_multiple_reduction"_a = true, "timeout_secs"_a = 300.0)
+           "allow_multiple_reduction"_a = true, "timeout_secs"_a = 300.0,
+           "cuda_device"_a = kHostMemory)
       .def_static("size_hint", &EPBuffer::size_hint, "logical"_a, "num_max_tokens_per_rank"_a,
                   "hidden"_a, "num_topk"_a, "use_fp8_dispatch"_a, "allow_multiple_reduction"_a)
       .def("dispatch", &dispatch, nb::kw_only(), "x"_a, "x_sf"_a.none() = nb::none(),
@@ -185,29 +192,38 @@ void bind_buffer(nb::module_& module) {
            "num_max_tokens_per_rank"_a = 0, "expert_alignment"_a = 0, "num_sms"_a = 0,
            "handle"_a.none() = nb::none(), "do_cpu_sync"_a = true, "do_expand"_a = false,
            "do_zero_padding"_a = false, "use_tma_aligned_col_major_sf"_a = false,
-           "is_async"_a = false, "previous_event"_a.none() = nb::none(),
+           "is_async"_a = false, "previous_event"_a.none() = nb::none(), "stream"_a = 0,
            "keep_alive"_a.none() = nb::none())
       .def("combine", &combine, nb::kw_only(), "x"_a, "handle"_a,
            "topk_weights"_a.none() = nb::none(), "bias_0"_a.none() = nb::none(),
            "bias_1"_a.none() = nb::none(), "num_sms"_a = 0, "is_async"_a = false,
-           "defer_epilogue"_a = false, "previous_event"_a.none() = nb::none(),
+           "defer_epilogue"_a = false, "previous_event"_a.none() = nb::none(), "stream"_a = 0,
            "keep_alive"_a.none() = nb::none())
       .def(
           "refuse_call",
           [](const PyBuffer& self, const std::string& reason) { self->refuse_call(reason); },
           "reason"_a, "Takes part in the next call only to say that this rank can't make it.")
-      .def("barrier",
-           [](const PyBuffer& self) {
-             const Unlocked unlocked;
-             self->barrier();
-           })
+      .def(
+          "barrier",
+          [](const PyBuffer& self, std::uintptr_t stream) {
+            const Unlocked unlocked;
+            return self->barrier(reinterpret_cast<void*>(stream));
+          },
+          "stream"_a = 0)
+      .def_prop_ro("comm_stream",
+                   [](const PyBuffer& self) {
+                     return reinterpret_cast<std::uintptr_t>(self->comm_stream());
+                   })
       .def(
           "empty",
-          [](const PyBuffer& self, std::int64_t num_rows, std::int64_t num_columns, DType dtype) {
-            return to_python(self->empty(num_rows, num_columns, dtype));
+          [](const PyBuffer& self, std::int64_t num_rows, std::int64_t num_columns, DType dtype,
+             std::uintptr_t stream) {
+            return to_python(
+                self->empty(num_rows, num_columns, dtype, reinterpret_cast<void*>(stream)));
           },
-          "num_rows"_a, "num_columns"_a, "dtype"_a,
-          nb::sig("def empty(self, num_rows: int, num_columns: int, dtype: DType) -> Tensor"))
+          "num_rows"_a, "num_columns"_a, "dtype"_a, "stream"_a = 0,
+          nb::sig("def empty(self, num_rows: int, num_columns: int, dtype: DType, stream: int = 0) "
+                  "-> Tensor"))
       .def("destroy",
            [](const PyBuffer& self) {
              const Unlocked unlocked;

@@ -1,3 +1,5 @@
+#include <cstdint>
+
 #include "deep_ep/event.hpp"
 #include "python/bind.hpp"
 
@@ -14,7 +16,22 @@ void bind_event(nb::module_& module) {
             const Unlocked unlocked;
             self.wait();
           },
-          "Blocks until the work is over; raises what it ended with, on each call.");
+          "Blocks until the work is over; raises what it ended with, on each call.")
+      .def(
+          "wait_on",
+          [](const Event& self, std::uintptr_t stream) {
+            const Unlocked unlocked;
+            self.wait_on(reinterpret_cast<void*>(stream));
+          },
+          "stream"_a,
+          "Makes what is put on a CUDA stream from now on start after the work; work of CPU ranks "
+          "is waited for at once.");
+  module.def(
+      "record_event",
+      [](int cuda_device, std::uintptr_t stream) {
+        return record_event(cuda_device, reinterpret_cast<void*>(stream));
+      },
+      "cuda_device"_a, "stream"_a, "A point after all that has been put on a CUDA stream.");
 }
 
 }  // namespace deep_ep::python

@@ -20,14 +20,15 @@ std::int64_t to_int64(nb::handle number) {
 
 /// Of more than two dimensions the first two are kept: no call takes such a tensor, and it says so.
 TensorView make_view(std::uintptr_t data, DType dtype, const nb::tuple& shape,
-                     const nb::tuple& strides) {
+                     const nb::tuple& strides, int cuda_device) {
   if (shape.size() != strides.size())
     throw nb::value_error("shape and strides must be equally long");
   // A scalar counts as one element, since no dimensions stand for no tensor.
   TensorView view{.data = reinterpret_cast<void*>(data),
                   .dtype = dtype,
                   .num_dims = std::max(1, static_cast<int>(shape.size())),
-                  .shape = {1, 1}};
+                  .shape = {1, 1},
+                  .cuda_device = cuda_device};
   for (std::size_t i = 0; i < std::min<std::size_t>(shape.size(), 2); ++i) {
     view.shape[i] = to_int64(shape[i]);
     view.strides[i] = to_int64(strides[i]);
@@ -89,6 +90,13 @@ void destroy_capsule(PyObject* capsule) {
   managed->deleter(managed);
 }
 
+nb::dlpack::device device_of(const TensorView& view) noexcept {
+  if (view.cuda_device == kHostMemory) {
+    return {.device_type = nb::device::cpu::value, .device_id = 0};
+  }
+  return {.device_type = nb::device::cuda::value, .device_id = view.cuda_device};
+}
+
 nb::object make_capsule(const Owner<void>& storage, const TensorView& view) {
   auto* managed = new ManagedTensor{.tensor = {},
                                     .context = nullptr,
@@ -97,7 +105,7 @@ nb::object make_capsule(const Owner<void>& storage, const TensorView& view) {
                                     .strides = view.strides,
                                     .storage = storage};
   managed->tensor = {.data = view.data,
-                     .device = {.device_type = nb::device::cpu::value, .device_id = 0},
+                     .device = device_of(view),
                      .ndim = view.num_dims,
                      .dtype = to_dlpack(view.dtype),
                      .shape = managed->shape.data(),
@@ -140,7 +148,9 @@ void bind_tensor(nb::module_& module) {
   // A function instead of a constructor: torch.compile takes a constructor apart and calls __new__
   // alone.
   module.def("make_view", &make_view, "data"_a, "dtype"_a, "shape"_a, "strides"_a,
-             "A TensorView; `data` is an address, `strides` count elements.");
+             "cuda_device"_a = kHostMemory,
+             "A TensorView; `data` is an address, `strides` count elements, `cuda_device` is the "
+             "ordinal of the GPU, -1: memory of the host.");
 
   nb::class_<PyTensor>(
       module, "Tensor",
@@ -160,7 +170,10 @@ void bind_tensor(nb::module_& module) {
           },
           "options"_a)
       .def("__dlpack_device__",
-           [](const PyTensor&) { return nb::make_tuple(int{nb::device::cpu::value}, 0); })
+           [](const PyTensor& self) {
+             const nb::dlpack::device device = device_of(self.view);
+             return nb::make_tuple(device.device_type, device.device_id);
+           })
       .def("__repr__", [](const PyTensor& self) { return describe(self.view); });
 }
 

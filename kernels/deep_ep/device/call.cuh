@@ -188,8 +188,9 @@ class Call {
     }
   }
 
-  /// Tells the peers that this rank makes no more calls.
+  /// Tells the peers that this rank makes no more calls, and this rank's kernels.
   __device__ void leave() const {
+    atomicExch(&control().fault, 1u);
     for (int peer = 0; peer < context_.num_ranks; ++peer) {
       if (peer != context_.rank_idx) {
         store_release_sys(&word(peer, context_.rank_idx).is_gone, 1);

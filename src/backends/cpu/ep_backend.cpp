@@ -109,16 +109,20 @@ class CpuEPBackend : public EPBackend {
     });
   }
 
-  void barrier(void* /*stream*/) override {
+  Event barrier(void* /*stream*/) override {
     require_usable();
     start("barrier", false, [] { return std::make_shared<Barrier>(); });
+    return Event();
   }
+
+  void* comm_stream() override { return nullptr; }
 
   void refuse(const char* operation, const std::string& reason) override {
     enqueue(operation, std::make_shared<Refusal>(reason));
   }
 
-  Tensor empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype) override {
+  Tensor empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype,
+               void* /*stream*/) override {
     require_usable();
     require(num_rows >= 0 && num_columns >= 0, "a shape must not be negative, got [", num_rows,
             ", ", num_columns, "]");

@@ -77,7 +77,9 @@ Driver load() {
   resolve(library, "cuStreamQuery", d.cuStreamQuery);
   resolve(library, "cuStreamSynchronize", d.cuStreamSynchronize);
   resolve(library, "cuStreamWaitEvent", d.cuStreamWaitEvent);
-  resolve(library, "cuStreamIsCapturing", d.cuStreamIsCapturing);
+  resolve(library, "cuStreamGetCaptureInfo_v2", d.cuStreamGetCaptureInfo);
+  resolve(library, "cuUserObjectCreate", d.cuUserObjectCreate);
+  resolve(library, "cuGraphRetainUserObject", d.cuGraphRetainUserObject);
   resolve(library, "cuEventCreate", d.cuEventCreate);
   resolve(library, "cuEventDestroy_v2", d.cuEventDestroy);
   resolve(library, "cuEventRecord", d.cuEventRecord);

@@ -109,7 +109,10 @@ struct Driver {
   CUresult (*cuStreamQuery)(CUstream);
   CUresult (*cuStreamSynchronize)(CUstream);
   CUresult (*cuStreamWaitEvent)(CUstream, CUevent, unsigned);
-  CUresult (*cuStreamIsCapturing)(CUstream, int*);
+  CUresult (*cuStreamGetCaptureInfo)(CUstream, int*, std::uint64_t*, CUgraph*, const void**,
+                                     std::size_t*);
+  CUresult (*cuUserObjectCreate)(CUuserObject*, void*, void (*)(void*), unsigned, unsigned);
+  CUresult (*cuGraphRetainUserObject)(CUgraph, CUuserObject, unsigned, unsigned);
   CUresult (*cuEventCreate)(CUevent*, unsigned);
   CUresult (*cuEventDestroy)(CUevent);
   CUresult (*cuEventRecord)(CUevent, CUstream);

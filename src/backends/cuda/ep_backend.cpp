@@ -9,6 +9,7 @@
 #include "backends/agree.hpp"
 #include "backends/cuda/ep_combine.hpp"
 #include "backends/cuda/ep_dispatch.hpp"
+#include "backends/cuda/graph_pool.hpp"
 #include "backends/cuda/window.hpp"
 #include "base/check.hpp"
 #include "os/process.hpp"
@@ -44,7 +45,7 @@ class CudaEPBackend : public EPBackend {
     exchange_windows(*bootstrap);
     agree_on_success(*bootstrap, error_of([&] { share_table(); }));
     // The trial of every path between the ranks: stores and loads of all GPUs.
-    agree_on_success(*bootstrap, error_of([&] { barrier(order_->own()); }));
+    agree_on_success(*bootstrap, error_of([&] { barrier(order_->own()).wait(); }));
   }
 
   ~CudaEPBackend() override {
@@ -53,9 +54,12 @@ class CudaEPBackend : public EPBackend {
 
   std::shared_ptr<DispatchCall> dispatch(const DispatchArgs& args,
                                          const DispatchPlan& plan) override {
-    return start("dispatch", args, [&](CUstream stream) {
-      const bool waits = !plan.is_cached && plan.has_exact_counts;
-      auto call = std::make_shared<Dispatch>(args, plan, context_, *order_, stream,
+    const bool waits = !plan.is_cached && plan.has_exact_counts;
+    require(!waits || !capture_of(static_cast<CUstream>(args.stream)).is_active(),
+            "a dispatch in a captured graph needs a handle, or do_cpu_sync=False: the host can't "
+            "wait for counts there");
+    return start("dispatch", args, [&](const CallContext& context, CUstream stream) {
+      auto call = std::make_shared<Dispatch>(args, plan, context, *order_, stream,
                                              waits ? ++num_tickets_ : 0);
       if (waits && !args.is_async) call->outputs();
       if (waits && args.is_async) unfinished_ = [call] { call->outputs(); };
@@ -64,19 +68,24 @@ class CudaEPBackend : public EPBackend {
   }
 
   std::shared_ptr<CombineCall> combine(const CombineArgs& args, const CombinePlan& plan) override {
-    return start("combine", args, [&](CUstream stream) {
-      auto call = std::make_shared<Combine>(args, plan, options_.allow_multiple_reduction, context_,
+    return start("combine", args, [&](const CallContext& context, CUstream stream) {
+      auto call = std::make_shared<Combine>(args, plan, options_.allow_multiple_reduction, context,
                                             *order_, stream);
       if (args.defer_epilogue) unfinished_ = [call] { call->outputs(); };
       return call;
     });
   }
 
-  void barrier(void* stream) override {
+  Event barrier(void* stream) override {
     require_usable();
     CallTerms terms;
     terms.operation = static_cast<std::int64_t>(Operation::kBarrier);
-    meet(announcement_of(terms, 0), static_cast<CUstream>(stream))->wait();
+    return Event(meet(announcement_of(terms, 0), static_cast<CUstream>(stream)));
+  }
+
+  void* comm_stream() override {
+    require_usable();
+    return order_->own();
   }
 
   void refuse(const char* operation, const std::string& reason) override {
@@ -88,11 +97,13 @@ class CudaEPBackend : public EPBackend {
     }
   }
 
-  Tensor empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype) override {
+  Tensor empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype,
+               void* stream) override {
     require_usable();
     require(num_rows >= 0 && num_columns >= 0, "a shape must not be negative, got [", num_rows,
             ", ", num_columns, "]");
-    return context_.arena->lend_matrix(num_rows, num_columns, dtype);
+    const std::scoped_lock lock(mutex_);
+    return lender_on(static_cast<CUstream>(stream))->lend_matrix(num_rows, num_columns, dtype);
   }
 
   void require_usable() override {
@@ -108,7 +119,7 @@ class CudaEPBackend : public EPBackend {
     const CurrentContext current(*context_.device);
     // After the calls made so far, each of which ends in time.
     finish_last_call();
-    order_->begin(order_->own(), false);
+    order_->begin_last();
     const abi::MeetParams params = {.context = context_.abi, .announcement = {}, .leaves = 1};
     context_.kernels->launch(KernelId::kMeet, {.num_blocks = 1, .num_threads = 32}, order_->own(),
                              params);
@@ -127,7 +138,6 @@ class CudaEPBackend : public EPBackend {
     const CurrentContext current(*device);
     context_.kernels = std::make_shared<Kernels>(device);
     context_.status = std::make_shared<Status>(device, logical_, wait_limit(options_));
-    order_ = std::make_unique<StreamOrder>(device);
     context_.abi.layout = abi::make_window_layout(logical_.num_ranks, kMaxExperts);
     own_window_ = Window::create(device, window_bytes());
     descriptor_ = own_window_->export_descriptor();
@@ -146,11 +156,13 @@ class CudaEPBackend : public EPBackend {
     descriptor_.reset();
     agree_on_success(
         bootstrap, error_of([&] {
+          order_ = std::make_unique<StreamOrder>(context_.device, context_.status, context_.links);
+          std::vector<std::shared_ptr<Window>> windows;
           int num_on_device = 0;
           for (int rank = 0; rank < logical_.num_ranks; ++rank) {
             const PeerLink& link = (*context_.links)[static_cast<std::size_t>(rank)];
             if (!link.is_same_process()) {
-              windows_.push_back(
+              windows.push_back(
                   Window::map(context_.device, link.descriptor().get(), window_bytes()));
               continue;
             }
@@ -158,8 +170,9 @@ class CudaEPBackend : public EPBackend {
             const bool is_own_device = local->device->ordinal() == context_.device->ordinal();
             if (is_own_device) ++num_on_device;
             if (!is_own_device) local->window->allow(*context_.device);
-            windows_.push_back(local->window);
+            windows.push_back(local->window);
           }
+          context_.windows = std::make_shared<const decltype(windows)>(std::move(windows));
           context_.max_blocks = std::max(1, context_.device->num_sms() / num_on_device);
         }));
   }
@@ -174,16 +187,17 @@ class CudaEPBackend : public EPBackend {
                                                          .cuda_device = options_.cuda_device,
                                                          .owner = own_window_,
                                                          .release = {}});
-    table_ = context_.arena->lend_vector(logical_.num_ranks, DType::kInt64);
+    context_.lender = context_.arena;
+    context_.table = context_.arena->lend_vector(logical_.num_ranks, DType::kInt64);
     std::vector<std::uint64_t> addresses;
-    for (const auto& window : windows_) {
+    for (const auto& window : *context_.windows) {
       addresses.push_back(reinterpret_cast<std::uint64_t>(window->base()));
     }
-    check(driver().cuMemcpyHtoD(reinterpret_cast<CUdeviceptr>(table_.view.data), addresses.data(),
-                                addresses.size() * sizeof(addresses[0])),
+    check(driver().cuMemcpyHtoD(reinterpret_cast<CUdeviceptr>(context_.table.view.data),
+                                addresses.data(), addresses.size() * sizeof(addresses[0])),
           "cuMemcpyHtoD");
     context_.abi.window = reinterpret_cast<std::uint8_t*>(own_window_->base());
-    context_.abi.windows = table_.as<std::uint8_t*>();
+    context_.abi.windows = context_.table.as<std::uint8_t*>();
     context_.abi.rank_idx = logical_.rank_idx;
     context_.abi.num_ranks = logical_.num_ranks;
     context_.status->describe(context_.abi);
@@ -204,15 +218,17 @@ class CudaEPBackend : public EPBackend {
   // Makes a call. What keeps it from being made, the peers hear.
   template <typename Args, typename Make>
   auto start(const char* operation, const Args& args, const Make& make)
-      -> decltype(make(CUstream{})) {
+      -> decltype(make(std::declval<const CallContext&>(), CUstream{})) {
     const std::scoped_lock lock(mutex_);
     const CurrentContext current(*context_.device);
     finish_last_call();
+    CallContext context = context_;
+    context.lender = lender_on(static_cast<CUstream>(args.stream));
     const CUstream stream = order_->begin(static_cast<CUstream>(args.stream), args.is_async);
     args.previous_event.wait_on(stream);
     const std::uint64_t num_launches = context_.kernels->num_launches();
     try {
-      return make(stream);
+      return make(context, stream);
     } catch (const Error& error) {
       if (context_.kernels->num_launches() != num_launches) throw;
       post_meeting(refusal_of(concat(operation, ": ", error.what())), stream);
@@ -220,20 +236,38 @@ class CudaEPBackend : public EPBackend {
     }
   }
 
-  std::shared_ptr<StreamEvent> meet(const abi::Announcement& announcement, CUstream caller) {
+  // Who lends for work on a stream. A graph that is being captured keeps its memory, and all else
+  // that kernels touch.
+  std::shared_ptr<Lender> lender_on(CUstream stream) {
+    const Capture capture = capture_of(stream);
+    if (!capture.is_active()) return context_.arena;
+    drop_what_graphs_kept();
+    auto pool = graph_pool_.lock();
+    if (pool == nullptr) {
+      pool = std::make_shared<GraphPool>(context_.arena);
+      graph_pool_ = pool;
+    }
+    if (capture.id != last_capture_id_) {
+      keep_with_graph(capture.graph,
+                      std::make_shared<std::pair<CallContext, decltype(pool)>>(context_, pool));
+      last_capture_id_ = capture.id;
+    }
+    return pool;
+  }
+
+  std::shared_ptr<CallEvent> meet(const abi::Announcement& announcement, CUstream caller) {
     const std::scoped_lock lock(mutex_);
     const CurrentContext current(*context_.device);
     finish_last_call();
     return post_meeting(announcement, order_->begin(caller, false));
   }
 
-  std::shared_ptr<StreamEvent> post_meeting(const abi::Announcement& announcement,
-                                            CUstream stream) {
+  std::shared_ptr<CallEvent> post_meeting(const abi::Announcement& announcement, CUstream stream) {
     const abi::MeetParams params = {
         .context = context_.abi, .announcement = announcement, .leaves = 0};
     context_.kernels->launch(KernelId::kMeet, {.num_blocks = 1, .num_threads = 256}, stream,
                              params);
-    return order_->end(context_, stream);
+    return order_->end(stream);
   }
 
   const OwnerProcess owner_;
@@ -242,8 +276,8 @@ class CudaEPBackend : public EPBackend {
   CallContext context_;
   std::shared_ptr<Window> own_window_;
   UniqueFd descriptor_;
-  std::vector<std::shared_ptr<Window>> windows_;
-  Tensor table_;
+  std::weak_ptr<GraphPool> graph_pool_;
+  std::uint64_t last_capture_id_ = 0;
   std::mutex mutex_;
   std::uint64_t num_tickets_ = 0;
   std::function<void()> unfinished_;

@@ -2,14 +2,13 @@
 // What dispatch and combine of a CUDA rank have in common.
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "backends/arena.hpp"
 #include "backends/cuda/device.hpp"
 #include "backends/cuda/kernels.hpp"
-#include "backends/cuda/status.hpp"
-#include "base/event_state.hpp"
+#include "backends/cuda/stream_order.hpp"
+#include "backends/cuda/window.hpp"
 #include "core/call_message.hpp"
 #include "deep_ep/abi/ep_params.hpp"
 
@@ -20,62 +19,16 @@ struct CallContext {
   std::shared_ptr<const Device> device;
   std::shared_ptr<Kernels> kernels;
   std::shared_ptr<Status> status;
-  std::shared_ptr<Arena> arena;
+  std::shared_ptr<Arena> arena;    ///< says what lies in the window
+  std::shared_ptr<Lender> lender;  ///< the arena, or the pool of captured graphs
   std::shared_ptr<const std::vector<PeerLink>> links;
+  std::shared_ptr<const std::vector<std::shared_ptr<Window>>> windows;  ///< by rank
+  Tensor table;  ///< their addresses, on the device
   abi::Context abi;
   int max_blocks = 1;  ///< of a kernel that waits: all of them run at a time, beside other ranks'
 
   /// `num_sms` as far as this GPU has them for this rank.
   int num_blocks(std::int64_t wanted, int num_sms) const;
-};
-
-/// A point on a stream.
-class StreamEvent : public EventState {
- public:
-  /// Records the point after what is on `stream` now.
-  StreamEvent(std::shared_ptr<const Device> device, std::shared_ptr<Status> status,
-              std::shared_ptr<const std::vector<PeerLink>> links, CUstream stream);
-  ~StreamEvent() override;
-  StreamEvent(const StreamEvent&) = delete;
-  StreamEvent& operator=(const StreamEvent&) = delete;
-
-  bool is_done() const override;
-  void wait() const override;
-  void wait_on(void* stream) const override;
-
-  /// Keeps an object until this point has been passed for certain: as long as the event.
-  void keep(std::shared_ptr<void> object) { kept_.push_back(std::move(object)); }
-
- private:
-  std::shared_ptr<const Device> device_;
-  std::shared_ptr<Status> status_;
-  std::shared_ptr<const std::vector<PeerLink>> links_;
-  CUevent event_ = nullptr;
-  std::vector<std::shared_ptr<void>> kept_;
-};
-
-/// Orders the calls of a buffer, whatever streams they run on: each starts after the one before.
-/// A synchronous call runs on its caller's stream, an asynchronous one on the buffer's own.
-class StreamOrder {
- public:
-  explicit StreamOrder(std::shared_ptr<const Device> device);
-  ~StreamOrder();
-  StreamOrder(const StreamOrder&) = delete;
-  StreamOrder& operator=(const StreamOrder&) = delete;
-
-  /// The stream to run on, which now waits for the caller's work and for the call before.
-  CUstream begin(CUstream caller, bool is_async);
-  /// Marks the end of what was put on that stream.
-  std::shared_ptr<StreamEvent> end(const CallContext& context, CUstream stream);
-
-  CUstream own() const noexcept { return own_; }
-
- private:
-  std::shared_ptr<const Device> device_;
-  CUstream own_ = nullptr;
-  CUevent fork_ = nullptr;
-  CUstream last_stream_ = nullptr;
-  std::shared_ptr<StreamEvent> last_;  // null: none, or in a captured graph
 };
 
 /// The announcement of a call with these terms.

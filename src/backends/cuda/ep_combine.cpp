@@ -19,32 +19,33 @@ Combine::Combine(const CombineArgs& args, const CombinePlan& plan, bool allow_mu
       order_(order),
       stream_(stream),
       routing_(routing_of(*args.handle)) {
-  Arena& arena = *context_.arena;
-  outputs_.combined_x = arena.lend_matrix(plan.num_tokens, plan.hidden, DType::kBFloat16);
+  Lender& lender = *context_.lender;
+  outputs_.combined_x = lender.lend_matrix(plan.num_tokens, plan.hidden, DType::kBFloat16);
   if (plan.has_weights) {
     outputs_.combined_topk_weights =
-        arena.lend_matrix(plan.num_tokens, plan.shape.num_topk, DType::kFloat32);
+        lender.lend_matrix(plan.num_tokens, plan.shape.num_topk, DType::kFloat32);
   }
   stage();
   if (args.defer_epilogue) {
-    event_ = order_.end(context_, stream_);
+    event_ = order_.end(stream_);
   } else {
     combine();
   }
 }
 
 void Combine::stage() {
-  Arena& arena = *context_.arena;
+  const Arena& arena = *context_.arena;
+  Lender& lender = *context_.lender;
   const EPHandle& handle = *args_.handle;
   const bool is_lent = arena.offset_of(args_.x.data, args_.x.num_bytes()) >= 0;
   if (sums_first()) {
-    staged_x_ = arena.lend_matrix(handle.num_recv_tokens, plan_.hidden, DType::kBFloat16);
+    staged_x_ = lender.lend_matrix(handle.num_recv_tokens, plan_.hidden, DType::kBFloat16);
   } else if (!is_lent) {
-    staged_x_ = arena.lend_matrix(plan_.num_rows, plan_.hidden, DType::kBFloat16);
+    staged_x_ = lender.lend_matrix(plan_.num_rows, plan_.hidden, DType::kBFloat16);
   }
   const TensorView& weights = args_.topk_weights;
   if (plan_.has_weights && arena.offset_of(weights.data, weights.num_bytes()) < 0) {
-    staged_weights_ = arena.lend_matrix(weights.shape[0], weights.shape[1], DType::kFloat32);
+    staged_weights_ = lender.lend_matrix(weights.shape[0], weights.shape[1], DType::kFloat32);
   }
   if (!staged_x_.is_given() && !staged_weights_.is_given()) return;
   const abi::CombineStageParams params = {
@@ -107,8 +108,7 @@ void Combine::combine() {
        .num_threads = kWarp * kNumWarps,
        .shared_bytes = context_.abi.num_ranks * static_cast<int>(sizeof(abi::Offer))},
       stream_, params);
-  event_ = order_.end(context_, stream_);
-  if (args_.keep_alive != nullptr) event_->keep(std::move(args_.keep_alive));
+  event_ = order_.end(stream_, std::move(args_.keep_alive));
   is_combined_ = true;
 }
 

@@ -32,7 +32,7 @@ class Combine : public CombineCall {
   std::shared_ptr<const DeviceRouting> routing_;
   Tensor staged_x_, staged_weights_;  // in the window, until the call is over in stream order
   CombineOutputs outputs_;
-  std::shared_ptr<StreamEvent> event_;
+  std::shared_ptr<CallEvent> event_;
   mutable std::mutex mutex_;
   bool is_combined_ = false;
 };

@@ -29,12 +29,12 @@ int tokens_per_chunk(const DispatchPlan& plan) {
 Dispatch::Dispatch(const DispatchArgs& args, const DispatchPlan& plan, const CallContext& context,
                    StreamOrder& order, CUstream stream, std::uint64_t ticket)
     : args_(args), plan_(plan), context_(context), order_(order), stream_(stream), ticket_(ticket) {
-  Arena& arena = *context_.arena;
+  Lender& lender = *context_.lender;
   const RoutingShape& shape = plan.shape;
   if (plan.is_cached) {
     outputs_.handle = args.handle;
     routing_ = routing_of(*args.handle);
-    lend_received(arena, args, plan,
+    lend_received(lender, args, plan,
                   shape.do_expand ? args.handle->num_expanded_tokens : args.handle->num_recv_tokens,
                   outputs_);
     move();
@@ -43,34 +43,34 @@ Dispatch::Dispatch(const DispatchArgs& args, const DispatchPlan& plan, const Cal
   new_handle_ = make_bare_handle(plan);
   outputs_.handle = new_handle_;
   if (ticket_ == 0) {
-    lend_received(arena, args, plan, worst_case_rows(shape, plan.num_max_tokens_per_rank),
+    lend_received(lender, args, plan, worst_case_rows(shape, plan.num_max_tokens_per_rank),
                   outputs_);
     new_handle_->recv_src_metadata =
-        arena.lend_matrix(new_handle_->num_recv_tokens, shape.num_topk + 2, DType::kInt32);
+        lender.lend_matrix(new_handle_->num_recv_tokens, shape.num_topk + 2, DType::kInt32);
   }
   count();
   if (ticket_ == 0) {
     move();
   } else {
-    event_ = order_.end(context_, stream_);
+    event_ = order_.end(stream_);
   }
 }
 
 void Dispatch::count() {
-  Arena& arena = *context_.arena;
+  Lender& lender = *context_.lender;
   const RoutingShape& shape = plan_.shape;
   EPHandle& handle = *new_handle_;
   const int num_local = shape.num_local_experts();
   handle.psum_num_recv_tokens_per_scaleup_rank =
-      arena.lend_vector(shape.topology.num_scaleup_ranks, DType::kInt32);
-  handle.psum_num_recv_tokens_per_expert = arena.lend_vector(num_local, DType::kInt32);
-  handle.num_unaligned_recv_tokens_per_expert = arena.lend_vector(num_local, DType::kInt32);
-  handle.dst_rows = arena.lend_matrix(plan_.num_tokens, shape.num_topk, DType::kInt32);
+      lender.lend_vector(shape.topology.num_scaleup_ranks, DType::kInt32);
+  handle.psum_num_recv_tokens_per_expert = lender.lend_vector(num_local, DType::kInt32);
+  handle.num_unaligned_recv_tokens_per_expert = lender.lend_vector(num_local, DType::kInt32);
+  handle.dst_rows = lender.lend_matrix(plan_.num_tokens, shape.num_topk, DType::kInt32);
   const std::int64_t num_lanes = plan_.num_tokens * shape.num_topk;
   auto routing = std::make_shared<DeviceRouting>();
   routing->lanes =
-      arena.lend_vector(num_lanes * static_cast<std::int64_t>(sizeof(abi::Lane)), DType::kUInt8);
-  routing->received = arena.lend_vector(sizeof(abi::Received), DType::kUInt8);
+      lender.lend_vector(num_lanes * static_cast<std::int64_t>(sizeof(abi::Lane)), DType::kUInt8);
+  routing->received = lender.lend_vector(sizeof(abi::Received), DType::kUInt8);
   routing_ = routing;
   handle.routing = std::move(routing);
 
@@ -78,7 +78,7 @@ void Dispatch::count() {
   const int chunk = tokens_per_chunk(plan_);
   const int chunks = ceil_div(plan_.num_tokens, chunk);
   const Tensor scratch =
-      arena.lend_matrix(std::max(chunks, 1), columns, DType::kInt32);  // stream order reuses it
+      lender.lend_matrix(std::max(chunks, 1), columns, DType::kInt32);  // stream order reuses it
   const int column_bytes = columns * 4;
   const int most_warps = context_.device->max_shared_bytes() / column_bytes - 1;
   require(most_warps >= 1, "num_experts must be below ",
@@ -136,10 +136,10 @@ void Dispatch::wait_for_counts() {
         align_up(num_tokens, shape.expert_alignment));
   }
   try {
-    lend_received(*context_.arena, args_, plan_,
+    lend_received(*context_.lender, args_, plan_,
                   shape.do_expand ? counts.num_aligned_rows : counts.num_tokens, outputs_);
     new_handle_->recv_src_metadata =
-        context_.arena->lend_matrix(counts.num_tokens, shape.num_topk + 2, DType::kInt32);
+        context_.lender->lend_matrix(counts.num_tokens, shape.num_topk + 2, DType::kInt32);
   } catch (const Error& error) {
     // The peers wait for memory that this rank has not got.
     context_.status->break_off(error);
@@ -151,8 +151,7 @@ void Dispatch::move() {
   const CurrentContext current(*context_.device);
   launch_move();
   if (plan_.shape.do_expand) launch_finish();
-  event_ = order_.end(context_, stream_);
-  if (args_.keep_alive != nullptr) event_->keep(std::move(args_.keep_alive));
+  event_ = order_.end(stream_, std::move(args_.keep_alive));
   has_moved_ = true;
 }
 

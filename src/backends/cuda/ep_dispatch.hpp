@@ -37,7 +37,7 @@ class Dispatch : public DispatchCall {
   DispatchOutputs outputs_;
   std::shared_ptr<EPHandle> new_handle_;  // null: cached
   std::shared_ptr<const DeviceRouting> routing_;
-  std::shared_ptr<StreamEvent> event_;
+  std::shared_ptr<CallEvent> event_;
   mutable std::mutex mutex_;
   bool has_moved_ = false;
   std::exception_ptr error_;  // why it never will
