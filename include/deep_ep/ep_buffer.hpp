@@ -156,8 +156,9 @@ class PendingCombine {
  public:
   explicit PendingCombine(std::shared_ptr<CombineCall> call) : call_(std::move(call)) {}
   /// The outputs; their contents are valid when `event()` is done. With a deferred epilogue: waits
-  /// for the event, runs the epilogue on this thread (once) and returns valid contents.
-  CombineOutputs outputs() const;
+  /// for the event, runs the epilogue on this thread (once) and returns valid contents; CUDA ranks
+  /// put it after what `stream` (a `CUstream`) holds, and contents are valid at the new `event()`.
+  CombineOutputs outputs(void* stream = nullptr) const;
   Event event() const;
 
  private:
@@ -200,6 +201,9 @@ class EPBuffer {
 
   /// The `CUstream` that asynchronous calls run on; null on CPU ranks.
   void* comm_stream();
+
+  /// SMs of this rank's GPU; 0 on CPU ranks.
+  int num_device_sms() const noexcept;
 
   /// A tensor `[num_rows, num_columns]` in this buffer's window, contents unspecified: expert
   /// outputs written there are read by the peers in place. Stays valid after destroy(). Local.

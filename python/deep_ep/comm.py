@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import deep_ep._core as _core  # not `from`: a missing module says so
 
+from .device import CPU
 from .glue import load_torch_glue
 
 if TYPE_CHECKING:
@@ -200,8 +201,9 @@ def barrier(
 
     Args:
         buffer: The buffer.
-        wait_comm_stream: No effect: CPU ranks have no streams.
-        with_cpu_sync: No effect: CPU ranks always wait on the CPU.
+        wait_comm_stream: No effect: the barrier always comes after the buffer's calls.
+        with_cpu_sync: Block until all have come. CPU ranks always do; otherwise the current stream
+            waits.
         sequential: No effect: every rank always waits for every other.
         context_idx: No effect: the buffer has one context.
 
@@ -209,9 +211,19 @@ def barrier(
         TimeoutError: Some ranks did not come.
         RuntimeError: The buffer was destroyed, or a rank is gone.
     """
-    buffer._live_runtime("barrier").barrier()
+    event = buffer._live_runtime("barrier").barrier(buffer._current_stream())
+    if with_cpu_sync:
+        event.wait()
 
 
 def get_comm_stream(buffer: EPBuffer) -> torch.cuda.Stream | None:
-    """The CUDA stream that calls of `buffer` run on; None on CPU ranks, which have no streams."""
-    return None
+    """The CUDA stream that asynchronous calls of `buffer` run on, until it is destroyed.
+
+    None on CPU ranks, which have no streams.
+    """
+    if buffer.device_idx == CPU:
+        return None
+    import torch
+
+    stream = buffer._live_runtime("get_comm_stream").comm_stream
+    return torch.cuda.ExternalStream(stream, device=buffer.device_idx)

@@ -9,6 +9,7 @@ import torch
 from torch.utils.dlpack import from_dlpack
 
 from . import _core
+from .device import CPU
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +23,9 @@ DTYPES = {
     torch.bfloat16: _core.DType.bfloat16,
     torch.float8_e4m3fn: _core.DType.float8_e4m3fn,
 }
+
+# Without the stream object around it, which takes a microsecond to make.
+_raw_stream: Callable[[int], int] | None = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 
 
 def topk_idx_dtype() -> torch.dtype:
@@ -58,12 +62,14 @@ def view_of(name: str, tensor: torch.Tensor | None) -> _core.TensorView | None:
     dtype = DTYPES.get(tensor.dtype)
     if dtype is None:
         dtype = to_core_dtype(name, tensor.dtype)
-    if not tensor.is_cpu or tensor.layout is not torch.strided:
+    if not (tensor.is_cpu or tensor.is_cuda) or tensor.layout is not torch.strided:
         raise _core.ContractError(
-            f"{name} must be a dense tensor on the CPU, the only device of this build, "
+            f"{name} must be a dense tensor on the CPU or a GPU, "
             f"got {tensor.layout} on {tensor.device}"
         )
-    return _core.make_view(tensor.data_ptr(), dtype, tensor.shape, tensor.stride())
+    return _core.make_view(
+        tensor.data_ptr(), dtype, tensor.shape, tensor.stride(), tensor.get_device()
+    )
 
 
 def to_torch(tensor: _core.Tensor | None) -> torch.Tensor | None:
@@ -74,6 +80,15 @@ def to_torch(tensor: _core.Tensor | None) -> torch.Tensor | None:
     if tensor.dtype is _core.DType.float8_e4m3fn:
         return result.view(torch.float8_e4m3fn)
     return result
+
+
+def current_stream(cuda_device: int) -> int:
+    """The `CUstream` that torch uses now on this thread; 0 on the CPU."""
+    if cuda_device == CPU:
+        return 0
+    if _raw_stream is not None:
+        return _raw_stream(cuda_device)
+    return torch.cuda.current_stream(cuda_device).cuda_stream
 
 
 def skip_when_compiling(function: FunctionType) -> None:

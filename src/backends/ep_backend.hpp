@@ -20,7 +20,7 @@ class DispatchCall {
 class CombineCall {
  public:
   virtual ~CombineCall() = default;
-  virtual CombineOutputs outputs() = 0;
+  virtual CombineOutputs outputs(void* stream) = 0;
   virtual Event event() const = 0;
 };
 
@@ -35,6 +35,7 @@ class EPBackend {
   virtual void refuse(const char* operation, const std::string& reason) = 0;
   virtual Event barrier(void* stream) = 0;
   virtual void* comm_stream() = 0;
+  virtual int num_device_sms() const noexcept = 0;
   /// Throws the first error of a buffer that takes no more calls.
   virtual void require_usable() = 0;
   virtual Tensor empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype,

@@ -26,7 +26,7 @@ auto plan_or_refuse(EPBackend& backend, const char* operation, const Plan& plan)
 
 DispatchOutputs PendingDispatch::outputs() const { return call_->outputs(); }
 Event PendingDispatch::event() const { return call_->event(); }
-CombineOutputs PendingCombine::outputs() const { return call_->outputs(); }
+CombineOutputs PendingCombine::outputs(void* stream) const { return call_->outputs(stream); }
 Event PendingCombine::event() const { return call_->event(); }
 
 EPBuffer::EPBuffer(std::shared_ptr<Bootstrap> bootstrap, const EPBufferOptions& options)
@@ -54,6 +54,7 @@ void EPBuffer::refuse_call(const std::string& reason) {
 Event EPBuffer::barrier(void* stream) { return backend_->barrier(stream); }
 
 void* EPBuffer::comm_stream() { return backend_->comm_stream(); }
+int EPBuffer::num_device_sms() const noexcept { return backend_->num_device_sms(); }
 
 Tensor EPBuffer::empty(std::int64_t num_rows, std::int64_t num_columns, DType dtype, void* stream) {
   return backend_->empty(num_rows, num_columns, dtype, stream);

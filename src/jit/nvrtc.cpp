@@ -14,6 +14,7 @@
 #include "base/check.hpp"
 #include "base/config.hpp"
 #include "base/unique.hpp"
+#include "deep_ep/jit.hpp"
 
 namespace deep_ep::jit {
 namespace {
@@ -230,11 +231,6 @@ class ScopedProgram {
 
 }  // namespace
 
-void set_library_folders(std::vector<std::string> folders) {
-  const std::scoped_lock lock(nvrtc_mutex);
-  library_folders = std::move(folders);
-}
-
 std::string nvrtc_version() { return nvrtc().version; }
 
 NvrtcOutput nvrtc_compile(const NvrtcJob& job) {
@@ -253,3 +249,12 @@ NvrtcOutput nvrtc_compile(const NvrtcJob& job) {
 }
 
 }  // namespace deep_ep::jit
+
+namespace deep_ep {
+
+void set_nvrtc_folders(std::vector<std::string> folders) {
+  const std::scoped_lock lock(jit::nvrtc_mutex);
+  jit::library_folders = std::move(folders);
+}
+
+}  // namespace deep_ep

@@ -9,10 +9,6 @@
 
 namespace deep_ep::jit {
 
-/// Folders in which to look for NVRTC after all other places: where wheels put it. Counts until
-/// NVRTC is found.
-void set_library_folders(std::vector<std::string> folders);
-
 /// Name and version, "nvrtc 13.0 (109338064 bytes)"; the size tells builds of one version apart.
 /// Throws kUnsupported if there is no usable NVRTC, and says where it was looked for.
 std::string nvrtc_version();

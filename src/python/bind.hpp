@@ -27,6 +27,7 @@ void bind_topology(nb::module_& module);
 void bind_bootstrap(nb::module_& module);
 void bind_ep(nb::module_& module);
 void bind_ceilings(nb::module_& module);
+void bind_jit(nb::module_& module);
 
 /// Owns a reference to `object`, without the GIL; None gives null. Needs the GIL.
 std::shared_ptr<void> share(const nb::object& object);

@@ -117,10 +117,10 @@ PyPendingCombine combine(const PyBuffer& self, const TensorView& x, const PyHand
   return PyPendingCombine(std::make_shared<const PendingCombine>(self->combine(args)));
 }
 
-nb::tuple combine_outputs(const PyPendingCombine& self) {
+nb::tuple combine_outputs(const PyPendingCombine& self, std::uintptr_t stream) {
   const CombineOutputs outputs = [&] {
     const Unlocked unlocked;
-    return self->outputs();
+    return self->outputs(reinterpret_cast<void*>(stream));
   }();
   return nb::make_tuple(to_python(outputs.combined_x), to_python(outputs.combined_topk_weights));
 }
@@ -163,11 +163,11 @@ void bind_pending(nb::module_& module) {
            "contents are valid when the event is done.")
       .def("event", [](const PyPendingDispatch& self) { return self->event(); });
   nb::class_<PyPendingCombine>(module, "PendingCombine", "A combine under way.")
-      .def("outputs", &combine_outputs,
-           nb::sig("def outputs(self) -> tuple[Tensor, Tensor | None]"),
+      .def("outputs", &combine_outputs, "stream"_a = 0,
+           nb::sig("def outputs(self, stream: int = 0) -> tuple[Tensor, Tensor | None]"),
            "combined_x and combined_topk_weights; contents are valid when the event is done. With "
-           "a deferred "
-           "epilogue: waits for the event and runs the epilogue.")
+           "a deferred epilogue: waits for the event and runs the epilogue, on CUDA ranks after "
+           "what the stream holds.")
       .def("event", [](const PyPendingCombine& self) { return self->event(); });
 }
 
@@ -214,6 +214,7 @@ void bind_buffer(nb::module_& module) {
                    [](const PyBuffer& self) {
                      return reinterpret_cast<std::uintptr_t>(self->comm_stream());
                    })
+      .def_prop_ro("num_device_sms", [](const PyBuffer& self) { return self->num_device_sms(); })
       .def(
           "empty",
           [](const PyBuffer& self, std::int64_t num_rows, std::int64_t num_columns, DType dtype,

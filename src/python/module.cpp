@@ -12,4 +12,5 @@ NB_MODULE(_core, module) {
   deep_ep::python::bind_bootstrap(module);
   deep_ep::python::bind_ep(module);
   deep_ep::python::bind_ceilings(module);
+  deep_ep::python::bind_jit(module);
 }

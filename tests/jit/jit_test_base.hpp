@@ -16,6 +16,7 @@
 
 #include "base/config.hpp"
 #include "deep_ep/error.hpp"
+#include "deep_ep/jit.hpp"
 #include "jit/jit.hpp"
 #include "jit/nvrtc.hpp"
 #include "os/file.hpp"
@@ -34,7 +35,7 @@ inline std::vector<std::string> nvrtc_test_folders() {
 
 /// Why NVRTC cannot be used here; empty if it can.
 inline std::string why_no_nvrtc() {
-  jit::set_library_folders(nvrtc_test_folders());
+  set_nvrtc_folders(nvrtc_test_folders());
   try {
     jit::nvrtc_version();
     return {};

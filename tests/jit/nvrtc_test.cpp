@@ -4,6 +4,7 @@
 
 #include <string>
 
+#include "deep_ep/jit.hpp"
 #include "jit/jit_test_base.hpp"
 #include "support/errors.hpp"
 #include "support/forked_process.hpp"
@@ -54,7 +55,7 @@ TEST_F(NvrtcTest, TriesNoOtherThanTheOneThatIsNamed) {
 }
 
 TEST_F(NvrtcTest, SaysWhereItWasLookedForAndWhatToInstall) {
-  set_library_folders({"/no/such/wheel"});
+  set_nvrtc_folders({"/no/such/wheel"});
   ::setenv("CUDA_HOME", "/no/such/toolkit", 1);
   try {
     nvrtc_version();

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 
 import pytest
+import torch
 
 import ranks
 from problem import BACKENDS
@@ -31,6 +32,9 @@ def run(request: pytest.FixtureRequest) -> Callable[..., list]:
 
 
 @pytest.fixture(params=BACKENDS)
-def backend(request: pytest.FixtureRequest) -> str:
-    """The backend under test."""
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The backend under test: where buffers, and what the tests pass to them, lie by default."""
+    if request.param == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU that torch can use")
+    monkeypatch.setenv("EP_DEVICE", request.param)
     return request.param

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import oracle
 import problem as problems
+from deep_ep import EPBuffer
 from problem import Problem
 from ranks import Rank
 
@@ -34,10 +36,18 @@ class Call:
     deterministic: bool = False
 
 
+class SuiteBuffer(EPBuffer):
+    """Takes tensors from anywhere: the suites make theirs on the CPU."""
+
+    def dispatch(self, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
+        return super().dispatch(*put_all(args), **{k: put_all(v) for k, v in kwargs.items()})
+
+    def combine(self, *args: object, **kwargs: object) -> Any:  # noqa: ANN401
+        return super().combine(*put_all(args), **{k: put_all(v) for k, v in kwargs.items()})
+
+
 def make_buffer(rank: Rank, problem: Problem, call: Call | None = None, **options: object) -> Any:  # noqa: ANN401
     """A buffer with room for the problem."""
-    import deep_ep
-
     call = call or Call()
     settings = {
         "num_max_tokens_per_rank": problem.max_tokens,
@@ -50,7 +60,42 @@ def make_buffer(rank: Rank, problem: Problem, call: Call | None = None, **option
         "num_cpu_timeout_secs": 30,  # a test that hangs must say so soon
         "explicitly_destroy": True,
     }
-    return deep_ep.EPBuffer(rank.group, **(settings | options))
+    settings |= options
+    return SuiteBuffer(
+        rank.group, num_gpu_timeout_secs=settings["num_cpu_timeout_secs"], **settings
+    )
+
+
+def device() -> torch.device:
+    """Where buffers lie by default, and what is passed to them."""
+    return torch.device(os.environ.get("EP_DEVICE", "cpu"))
+
+
+def put(tensor: Tensor) -> Tensor:
+    """The tensor there, with the same strides; that very tensor if it is there already."""
+    if tensor.device.type == device().type:
+        return tensor
+    moved = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device())
+    return moved.copy_(tensor)
+
+
+def put_all(value: Any) -> Any:  # noqa: ANN401
+    """The same for a tuple; anything else as it is."""
+    if type(value) is tuple:
+        return tuple(map(put_all, value))
+    return put(value) if isinstance(value, Tensor) else value
+
+
+def put_tokens(tokens: oracle.Tokens) -> oracle.Tokens:
+    """What a rank dispatches, there."""
+    return replace(
+        tokens,
+        **{
+            field.name: put(value)
+            for field in fields(tokens)
+            if isinstance(value := getattr(tokens, field.name), Tensor)
+        },
+    )
 
 
 # --- comparing ------------------------------------------------------------------------------------
@@ -68,6 +113,7 @@ def check_same(what: str, actual: Tensor, expected: Tensor, rank: int) -> None:
     Any NaN equals any other: which one a sum yields is not specified.
     """
     assert actual is not None, f"rank {rank}: {what}: nothing was returned"
+    actual, expected = actual.cpu(), expected.cpu()
     assert actual.dtype == expected.dtype, f"rank {rank}: {what}: {actual.dtype}"
     assert actual.shape == expected.shape, (
         f"rank {rank}: {what}: shape {tuple(actual.shape)}, expected {tuple(expected.shape)}"
@@ -205,6 +251,7 @@ def dispatch_arguments(
     tokens: oracle.Tokens, exchange: oracle.Exchange, call: Call
 ) -> dict[str, Any]:
     """Keyword arguments of a dispatch that makes a handle."""
+    tokens = put_tokens(tokens)
     return {
         "x": tokens.x if tokens.x_sf is None else (tokens.x, tokens.x_sf),
         "topk_idx": tokens.topk_idx,
@@ -252,13 +299,14 @@ def check_dispatch(buffer: Any, rank: Rank, problem: Problem, call: Call) -> tup
         problem, weights=call.weights, allow_hybrid_mode=call.allow_hybrid_mode
     )
     tokens = exchange.tokens[rank.index]
-    results = call_dispatch(buffer, call, **dispatch_arguments(tokens, exchange, call))
+    arguments = dispatch_arguments(tokens, exchange, call)
+    results = call_dispatch(buffer, call, **arguments)
     received = oracle.dispatch(
         exchange, rank.index, do_expand=call.do_expand, alignment=call.alignment
     )
     check_dispatched(received, results, rank.index, exchange, call)
     layout = received.layout
-    check_handle(results[3], layout, rank.index, exchange, call, tokens.topk_idx)
+    check_handle(results[3], layout, rank.index, exchange, call, arguments["topk_idx"])
     return results
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import oracle
 
-BACKENDS = ["cpu"]  # every suite that takes `backend` runs on each of these
+BACKENDS = ["cpu", "cuda"]  # every suite that takes `backend` runs on each of these
 
 
 @dataclass(frozen=True)

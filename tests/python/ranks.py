@@ -90,6 +90,15 @@ def host_id(rank: int, size: int, num_domains: int) -> str:
     return f"test-domain-{rank // (size // num_domains)}"
 
 
+def own_stream() -> contextlib.AbstractContextManager[Any]:
+    """A CUDA stream for this thread: ranks of one process that share a GPU need one each."""
+    if not os.environ.get("EP_DEVICE", "cpu").startswith("cuda"):
+        return contextlib.nullcontext()
+    import torch
+
+    return torch.cuda.stream(torch.cuda.Stream())
+
+
 # --- threads --------------------------------------------------------------------------------------
 
 
@@ -120,7 +129,8 @@ def thread_outcomes(
 
     def body(index: int, group: object) -> None:
         try:
-            value = function(Rank(index, size, group, num_domains), *args)
+            with own_stream():
+                value = function(Rank(index, size, group, num_domains), *args)
             outcomes[index] = Outcome(index, value=value)
         except BaseException:  # whatever it is, the test shall see it
             outcomes[index] = Outcome(index, error=describe_error(), at=time.monotonic())
@@ -200,7 +210,7 @@ class ProcessRanks:
                 pipe.send(("group", key, self.active))
             self.groups.add(key)
         for rank, process in enumerate(self.active):
-            settings = dict(env or {})
+            settings = {"EP_DEVICE": os.environ.get("EP_DEVICE", "cpu")} | (env or {})
             if num_domains > 1:
                 settings["EP_HOST_ID"] = host_id(rank, size, num_domains)
             where = (function.__module__, function.__qualname__)

@@ -113,6 +113,7 @@ SIGNATURES: dict[str, dict[str, Any]] = {
         "num_cpu_timeout_secs": 300,
         "num_gpu_timeout_secs": 100,
         "explicitly_destroy": False,
+        "device": None,  # ours
     },
     "get_buffer_size_hint": {
         "group": REQUIRED,

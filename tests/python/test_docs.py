@@ -8,8 +8,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_every_environment_variable_of_the_core_is_documented() -> None:
-    declared = set(re.findall(r'"(EP_\w+)"', (ROOT / "src/base/config.hpp").read_text()))
+def test_every_environment_variable_is_documented() -> None:
+    sources = [ROOT / "src/base/config.hpp", *(ROOT / "python").rglob("*.py")]
+    declared = {name for file in sources for name in re.findall(r'"(EP_\w+)"', file.read_text())}
     documented = set(re.findall(r"`(EP_\w+)`", (ROOT / "docs/environment.md").read_text()))
     assert declared == documented
 

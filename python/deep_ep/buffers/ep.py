@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from deep_ep import _core, comm
 from deep_ep._core import ContractError
 from deep_ep.buffers.ep_handle import EPHandle
+from deep_ep.device import CPU, ordinal_of
 from deep_ep.glue import load_torch_glue, outside_graphs
 from deep_ep.utils.event import EventHandle, EventOverlap, core_event_of
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = ["EPBuffer", "EPHandle"]
 
-# Queue pairs of a NIC that the original reserves if asked for none; CPU ranks use no NIC.
+# Queue pairs of a NIC that the original reserves if asked for none; this library uses no NIC.
 NUM_QPS_HYBRID = 129
 NUM_QPS_DIRECT = 17
 
@@ -66,15 +67,17 @@ class EPBuffer:
         num_scaleup_ranks: Ranks in each of them; `scaleup_rank_idx` is our index there.
         num_rdma_ranks: The number of machines.
         num_nvlink_ranks: Ranks on each machine.
+        device_idx: The number of the GPU where the tensors lie; -1: the CPU.
         runtime: The C++ buffer, opaque; None once destroyed.
         context: Where the ranks are, opaque; None once destroyed.
-        nccl_comm_handle: None: CPU ranks do not use NCCL.
+        nccl_comm_handle: None: NCCL is not used.
     """
 
     # For instances whose construction failed, or whose class had its `__init__` replaced.
     runtime: _core.EPBuffer | None = None
     context: _core.Topology | None = None
     nccl_comm_handle: None = None
+    device_idx: int = CPU
     explicitly_destroy: bool = False
 
     def __init__(
@@ -95,6 +98,7 @@ class EPBuffer:
         num_cpu_timeout_secs: float = 300,
         num_gpu_timeout_secs: float = 100,
         explicitly_destroy: bool = False,
+        device: torch.device | str | int | None = None,
     ) -> None:
         """Makes the buffer. Collective.
 
@@ -114,16 +118,20 @@ class EPBuffer:
                 way. False: one rounding, more traffic.
             prefer_overlap_with_compute: Estimate few SMs, see `get_theoretical_num_sms`.
             sl_idx: No effect: service level of a NIC.
-            num_allocated_qps: Queue pairs of a NIC; 0: automatic. CPU ranks use none.
-            num_cpu_timeout_secs: Limit of every wait for another rank, in seconds.
-            num_gpu_timeout_secs: No effect: limit of waits on a GPU, in seconds.
+            num_allocated_qps: Queue pairs of a NIC; 0: automatic. None are used.
+            num_cpu_timeout_secs: Limit of every wait for another rank, in seconds, on CPU ranks.
+            num_gpu_timeout_secs: The same on CUDA ranks. `EP_TIMEOUT_SECS` overrides both.
             explicitly_destroy: `destroy()` will be called; if it is not, a ResourceWarning says so.
+            device: Where this rank's tensors lie: `"cpu"`, `"cuda"`, `"cuda:1"` or a number of a
+                GPU. None: `EP_DEVICE`, else torch's current GPU if there is one, else the CPU.
+                Ranks that share a GPU and a process need a stream each.
 
         Raises:
             TypeError: `group` is no group.
             ContractError: A size is impossible, or settings differ between ranks: it lists them.
             NotImplementedError: The ranks of a host are no neighbours, or hosts have unequal
-                numbers of ranks, or load balancing was asked for.
+                numbers of ranks, or load balancing was asked for, or a GPU without a driver, or
+                GPUs that can't address each other.
             TimeoutError: Some ranks did not come.
         """
         if num_bytes is not None and num_bytes <= 0:
@@ -135,9 +143,11 @@ class EPBuffer:
         if sys.modules.get("torch") is not None:  # before torch.compile sees a call
             load_torch_glue("EPBuffer")
         bootstrap = comm.bootstrap_of(group)
+        self.device_idx = ordinal_of(device)
         # What the C++ side does not know; it compares the rest itself.
         _require_uniform(
             bootstrap,
+            device_type="cpu" if self.device_idx == CPU else "cuda",
             deterministic=bool(deterministic),
             prefer_overlap_with_compute=bool(prefer_overlap_with_compute),
             num_allocated_qps=_to_int("num_allocated_qps", num_allocated_qps),
@@ -151,7 +161,10 @@ class EPBuffer:
             use_fp8_dispatch=bool(use_fp8_dispatch),
             allow_hybrid_mode=bool(allow_hybrid_mode),
             allow_multiple_reduction=bool(allow_multiple_reduction),
-            timeout_secs=float(num_cpu_timeout_secs),
+            cuda_device=self.device_idx,
+            timeout_secs=float(
+                num_cpu_timeout_secs if self.device_idx == CPU else num_gpu_timeout_secs
+            ),
         )
         self.group = group
         self.num_bytes = self.runtime.num_bytes
@@ -233,7 +246,7 @@ class EPBuffer:
 
     @staticmethod
     def capture() -> EventHandle:
-        """An event that marks what the caller has done so far."""
+        """An event that marks what the caller has done so far, on a GPU in the current stream."""
         return EventHandle()
 
     def get_theoretical_num_sms(
@@ -277,6 +290,7 @@ class EPBuffer:
                 sm_read_gbs=sm_read_gbs,
                 sm_write_gbs=sm_write_gbs,
                 prefer_overlap_with_compute=bool(self.prefer_overlap_with_compute),
+                num_device_sms=self._live_runtime("get_theoretical_num_sms").num_device_sms,
             )
         return self._num_sms[key]
 
@@ -291,7 +305,8 @@ class EPBuffer:
         """A tensor in memory that the other ranks can read, contents unspecified. Local.
 
         Expert outputs written there are read by combine in place. The memory is the caller's until
-        the last tensor on it is gone, also after `destroy()`.
+        the last tensor on it is gone, also after `destroy()`. On a GPU only the current stream may
+        use it when it goes; while that is captured into a graph, it stays the graph's.
 
         Args:
             shape: Any number of dimensions.
@@ -308,7 +323,10 @@ class EPBuffer:
         sizes = (shape,) if isinstance(shape, int) else tuple(shape)
         num_rows = sizes[0] if sizes else 1
         tensor = self._live_runtime("empty").empty(
-            num_rows, math.prod(sizes[1:]), glue.to_core_dtype("a lent tensor", dtype)
+            num_rows,
+            math.prod(sizes[1:]),
+            glue.to_core_dtype("a lent tensor", dtype),
+            self._current_stream(),
         )
         return glue.to_torch(tensor).view(sizes)
 
@@ -343,8 +361,13 @@ class EPBuffer:
         Compact output: one row a received token, ordered by source rank, then token. Expanded
         output: one row for each pair of received token and local expert, grouped by expert; the
         rows of an expert start at a multiple of the alignment and are ordered as above, then by
-        lane. Everything is copied bit by bit. Tensors are on the CPU; inputs may require gradients
-        or not, results do not (see `deep_ep.autograd`).
+        lane. Everything is copied bit by bit. All tensors lie where the buffer does. Inputs may
+        require gradients or not, results do not (see `deep_ep.autograd`).
+
+        On a GPU a synchronous call runs on the current stream, an asynchronous one on that of
+        `get_comm_stream`, after what the current stream holds. With CPU sync the call blocks until
+        the number of received tokens is known. Into a CUDA graph only calls without CPU sync can be
+        captured, on all ranks alike; replays then are collective calls, too.
 
         Args:
             x: `[T, H]` bfloat16, contiguous; or a tuple of `[T, H]` float8_e4m3fn, contiguous, and
@@ -357,13 +380,13 @@ class EPBuffer:
             num_experts: E, a multiple of R; needed without `handle`.
             num_max_tokens_per_rank: M, equal on all ranks; None: the handle's, else the buffer's.
             expert_alignment: A, at least 1; None: the handle's, else 1.
-            num_sms: Kept in the handle; 0: the handle's, else an estimate. CPU ranks move rows with
-                threads instead (`EP_CPU_THREADS`), so it has no effect.
+            num_sms: The most SMs, kept in the handle; 0: the handle's, else an estimate. CPU ranks
+                move rows with threads instead (`EP_CPU_THREADS`).
             num_qps: No effect: queue pairs, at most `num_allocated_qps`; 0: automatic.
             previous_event: Start after this event; needs `allocate_on_comm_stream`.
             async_with_compute_stream: Return before the exchange is over; results are valid once
                 the event has been waited for, and inputs must not change before.
-            allocate_on_comm_stream: No effect: CPU ranks have no streams.
+            allocate_on_comm_stream: No effect: results lie in the buffer's memory.
             handle: Repeat the routing of that dispatch with another x of T tokens.
             do_handle_copy: Must be False.
             do_cpu_sync: True: wait until the number of received tokens is known, exact shapes.
@@ -443,6 +466,7 @@ class EPBuffer:
                 use_tma_aligned_col_major_sf=bool(use_tma_aligned_col_major_sf),
                 is_async=bool(async_with_compute_stream),
                 previous_event=previous,
+                stream=self._current_stream(),
                 keep_alive=(x, x_sf, topk_idx, topk_weights, cumulative_local_expert_recv_stats)
                 if async_with_compute_stream
                 else None,
@@ -460,8 +484,8 @@ class EPBuffer:
             )
 
         if defer_epilogue:
-            return _deferred(pending, finish)
-        return (*finish(), _event_after(pending, async_with_compute_stream))
+            return self._deferred(pending, finish)
+        return (*finish(), self._event_after(pending, async_with_compute_stream))
 
     @outside_graphs
     def combine(
@@ -489,12 +513,12 @@ class EPBuffer:
             topk_weights: Compact `[n, K]`, expanded `[n]` float32, contiguous; optional. Each value
                 travels to its token's lane, e.g. as the gradient of a router weight.
             bias: `[T, H]` bfloat16, contiguous, added to the sums; or a tuple of two; optional.
-            num_sms: No effect on CPU ranks; 0: the handle's.
+            num_sms: The most SMs; 0: the handle's. No effect on CPU ranks.
             num_qps: No effect: queue pairs, at most `num_allocated_qps`; 0: automatic.
             previous_event: Start after this event; needs `allocate_on_comm_stream`.
             async_with_compute_stream: Return before the exchange is over; results are valid once
                 the event has been waited for, and inputs must not change before.
-            allocate_on_comm_stream: No effect: CPU ranks have no streams.
+            allocate_on_comm_stream: No effect: results lie in the buffer's memory.
             defer_epilogue: Return only the event; its `wait()` reads the bias, sums, and returns
                 `(combined_x, combined_topk_weights)`. Needs `async_with_compute_stream`.
 
@@ -540,17 +564,18 @@ class EPBuffer:
                 is_async=bool(async_with_compute_stream),
                 defer_epilogue=bool(defer_epilogue),
                 previous_event=previous,
+                stream=self._current_stream(),
                 keep_alive=(x, topk_weights, *biases) if async_with_compute_stream else None,
             )
         pending = runtime.combine(**arguments)
 
         def finish() -> tuple[torch.Tensor, torch.Tensor | None]:
-            combined_x, combined_topk_weights = pending.outputs()
+            combined_x, combined_topk_weights = pending.outputs(self._current_stream())
             return glue.to_torch(combined_x), glue.to_torch(combined_topk_weights)
 
         if defer_epilogue:
-            return _deferred(pending, finish)
-        return (*finish(), _event_after(pending, async_with_compute_stream))
+            return self._deferred(pending, finish)
+        return (*finish(), self._event_after(pending, async_with_compute_stream))
 
     def destroy(self) -> None:
         """Ends the use of the buffer on this rank, after the calls made so far.
@@ -576,6 +601,31 @@ class EPBuffer:
         if self.runtime is None:
             raise RuntimeError(f"EPBuffer.{operation}: the buffer was destroyed")
         return self.runtime
+
+    def _current_stream(self) -> int:
+        """The current stream of this rank's GPU, as C++ takes it."""
+        if self.device_idx == CPU:
+            return 0
+        return load_torch_glue("a buffer on a GPU").current_stream(self.device_idx)
+
+    def _event_after(
+        self, pending: _core.PendingDispatch | _core.PendingCombine, is_async: bool
+    ) -> EventOverlap:
+        return EventOverlap(EventHandle.of(pending.event(), self.device_idx) if is_async else None)
+
+    def _deferred(
+        self,
+        pending: _core.PendingDispatch | _core.PendingCombine,
+        finish: Callable[[], tuple[Any, ...]],
+    ) -> EventOverlap:
+        def finish_and_wait() -> tuple[Any, ...]:
+            results = finish()
+            EventHandle.of(pending.event(), self.device_idx).current_stream_wait()
+            return results
+
+        event = self._event_after(pending, is_async=True)
+        event.register_hook_after_wait(finish_and_wait)
+        return event
 
     def _check_call(
         self,
@@ -617,21 +667,6 @@ def _to_int(name: str, value: int | None) -> int:
         return index(value)
     except TypeError:
         raise TypeError(f"{name} must be an int, got {type(value).__name__}") from None
-
-
-def _event_after(
-    pending: _core.PendingDispatch | _core.PendingCombine, is_async: bool
-) -> EventOverlap:
-    return EventOverlap(EventHandle.of(pending.event()) if is_async else None)
-
-
-def _deferred(
-    pending: _core.PendingDispatch | _core.PendingCombine,
-    finish: Callable[[], tuple[Any, ...]],
-) -> EventOverlap:
-    event = _event_after(pending, is_async=True)
-    event.register_hook_after_wait(finish)
-    return event
 
 
 def _require_uniform(bootstrap: _core.Bootstrap, **settings: int) -> None:

@@ -1,11 +1,16 @@
-"""When the result of a call is ready. CPU ranks have no streams: waiting blocks the caller."""
+"""When the result of a call is ready.
+
+On a GPU waiting makes the current stream wait; on the CPU, where there are no streams, it blocks.
+"""
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 from deep_ep import _core
-from deep_ep.glue import outside_graphs
+from deep_ep.device import CPU
+from deep_ep.glue import load_torch_glue, outside_graphs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -21,27 +26,41 @@ _REACHED = _core.Event()
 
 
 class EventHandle:
-    """A point in the work of the ranks. A new one marks what the caller has done so far."""
+    """A point in the work of the ranks.
 
-    __slots__ = ("__weakref__", "_event")
+    A new one marks what the caller has done so far: if the program uses GPUs, what the current
+    stream of the current one holds.
+    """
+
+    __slots__ = ("__weakref__", "_cuda_device", "_event")
 
     def __init__(self) -> None:
-        self._event = _REACHED
+        self._event, self._cuda_device = _REACHED, CPU
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_initialized():
+            self._cuda_device = torch.cuda.current_device()
+            stream = load_torch_glue("EventHandle").current_stream(self._cuda_device)
+            self._event = _core.record_event(self._cuda_device, stream)
 
     @classmethod
-    def of(cls, event: _core.Event) -> EventHandle:
-        """Wraps the event of a call."""
+    def of(cls, event: _core.Event, cuda_device: int) -> EventHandle:
+        """Wraps the event of a call on a GPU, or on the CPU."""
         handle = cls.__new__(cls)
-        handle._event = event
+        handle._event, handle._cuda_device = event, cuda_device
         return handle
 
     def current_stream_wait(self) -> None:
-        """Blocks until the point is reached.
+        """Makes the current stream wait for the point; on the CPU blocks until it is reached.
 
         Raises:
-            RuntimeError | TimeoutError: What the work failed with, on each call.
+            RuntimeError | TimeoutError: What the work failed with, on each call. On a GPU the next
+                call of the buffer, or anything that waits for it, raises that.
         """
-        self._event.wait()
+        if self._cuda_device == CPU:
+            self._event.wait()
+        else:
+            stream = load_torch_glue("EventHandle").current_stream(self._cuda_device)
+            self._event.wait_on(stream)
 
 
 class EventOverlap:

@@ -116,6 +116,7 @@ class CpuEPBackend : public EPBackend {
   }
 
   void* comm_stream() override { return nullptr; }
+  int num_device_sms() const noexcept override { return 0; }
 
   void refuse(const char* operation, const std::string& reason) override {
     enqueue(operation, std::make_shared<Refusal>(reason));

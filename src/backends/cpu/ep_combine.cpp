@@ -290,7 +290,7 @@ void Combine::finish(std::exception_ptr error) {
   done_->set_done(std::move(error));
 }
 
-CombineOutputs Combine::outputs() {
+CombineOutputs Combine::outputs(void* /*stream*/) {
   if (args_.defer_epilogue) {
     done_->wait();
     std::call_once(epilogue_once_, [this] { run_epilogue(); });

@@ -38,7 +38,7 @@ class Combine : public CombineCall {
   /// Ends the call: the outputs become valid, or waiters get `error`.
   void finish(std::exception_ptr error);
 
-  CombineOutputs outputs() override;
+  CombineOutputs outputs(void* stream) override;
   Event event() const override { return Event(done_); }
 
  private:

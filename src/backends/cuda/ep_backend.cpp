@@ -21,9 +21,12 @@ namespace deep_ep::cuda {
 namespace {
 
 // What ranks of one process show each other.
-struct LocalWindow {
+struct LocalRank {
   std::shared_ptr<Window> window;
   std::shared_ptr<const Device> device;
+  std::mutex mutex;
+  std::uint64_t num_calls = 0;
+  CUstream stream = nullptr;  // of the last call
 };
 
 abi::Announcement refusal_of(const std::string& reason) {
@@ -71,7 +74,8 @@ class CudaEPBackend : public EPBackend {
     return start("combine", args, [&](const CallContext& context, CUstream stream) {
       auto call = std::make_shared<Combine>(args, plan, options_.allow_multiple_reduction, context,
                                             *order_, stream);
-      if (args.defer_epilogue) unfinished_ = [call] { call->outputs(); };
+      const auto caller = static_cast<CUstream>(args.stream);
+      if (args.defer_epilogue) unfinished_ = [call, caller] { call->outputs(caller); };
       return call;
     });
   }
@@ -87,6 +91,8 @@ class CudaEPBackend : public EPBackend {
     require_usable();
     return order_->own();
   }
+
+  int num_device_sms() const noexcept override { return context_.device->num_sms(); }
 
   void refuse(const char* operation, const std::string& reason) override {
     // The caller throws; what the peers make of it is not this rank's error.
@@ -150,9 +156,11 @@ class CudaEPBackend : public EPBackend {
   }
 
   void exchange_windows(Bootstrap& bootstrap) {
-    auto own = std::make_shared<LocalWindow>(LocalWindow{own_window_, context_.device});
+    local_ = std::make_shared<LocalRank>();
+    local_->window = own_window_;
+    local_->device = context_.device;
     context_.links = std::make_shared<const std::vector<PeerLink>>(
-        exchange_peers(bootstrap, descriptor_.get(), own, wait_limit(options_)));
+        exchange_peers(bootstrap, descriptor_.get(), local_, wait_limit(options_)));
     descriptor_.reset();
     agree_on_success(
         bootstrap, error_of([&] {
@@ -166,9 +174,10 @@ class CudaEPBackend : public EPBackend {
                   Window::map(context_.device, link.descriptor().get(), window_bytes()));
               continue;
             }
-            const auto local = std::static_pointer_cast<LocalWindow>(link.object());
+            const auto local = std::static_pointer_cast<LocalRank>(link.object());
             const bool is_own_device = local->device->ordinal() == context_.device->ordinal();
             if (is_own_device) ++num_on_device;
+            if (local != local_) neighbors_.push_back(local);
             if (!is_own_device) local->window->allow(*context_.device);
             windows.push_back(local->window);
           }
@@ -215,6 +224,28 @@ class CudaEPBackend : public EPBackend {
     }
   }
 
+  // Ranks of one process wait for each other on the GPU, so no two of them may share a stream. The
+  // later one of such a call finds out.
+  void require_own_stream(const char* operation, CUstream stream) {
+    const std::uint64_t call = ++num_calls_;
+    {
+      const std::scoped_lock lock(local_->mutex);
+      local_->num_calls = call;
+      local_->stream = stream;
+    }
+    for (const auto& neighbor : neighbors_) {
+      const std::scoped_lock lock(neighbor->mutex);
+      if (neighbor->num_calls != call || neighbor->stream != stream) continue;
+      if (neighbor->device->ordinal() != context_.device->ordinal()) continue;
+      const std::string reason =
+          concat(operation,
+                 ": ranks that share a GPU and a process need a stream each, but two of them "
+                 "made the call on the same one");
+      post_meeting(refusal_of(reason), order_->begin(order_->own(), false));
+      throw Error(ErrorCode::kInvalidArgument, reason);
+    }
+  }
+
   // Makes a call. What keeps it from being made, the peers hear.
   template <typename Args, typename Make>
   auto start(const char* operation, const Args& args, const Make& make)
@@ -222,6 +253,8 @@ class CudaEPBackend : public EPBackend {
     const std::scoped_lock lock(mutex_);
     const CurrentContext current(*context_.device);
     finish_last_call();
+    require_own_stream(operation,
+                       args.is_async ? order_->own() : static_cast<CUstream>(args.stream));
     CallContext context = context_;
     context.lender = lender_on(static_cast<CUstream>(args.stream));
     const CUstream stream = order_->begin(static_cast<CUstream>(args.stream), args.is_async);
@@ -259,6 +292,7 @@ class CudaEPBackend : public EPBackend {
     const std::scoped_lock lock(mutex_);
     const CurrentContext current(*context_.device);
     finish_last_call();
+    require_own_stream("barrier", caller);
     return post_meeting(announcement, order_->begin(caller, false));
   }
 
@@ -275,6 +309,9 @@ class CudaEPBackend : public EPBackend {
   const EPBufferOptions options_;
   CallContext context_;
   std::shared_ptr<Window> own_window_;
+  std::shared_ptr<LocalRank> local_;
+  std::vector<std::shared_ptr<LocalRank>> neighbors_;  // other ranks of this process
+  std::uint64_t num_calls_ = 0;
   UniqueFd descriptor_;
   std::weak_ptr<GraphPool> graph_pool_;
   std::uint64_t last_capture_id_ = 0;

@@ -112,9 +112,11 @@ void Combine::combine() {
   is_combined_ = true;
 }
 
-CombineOutputs Combine::outputs() {
+CombineOutputs Combine::outputs(void* stream) {
   const std::scoped_lock lock(mutex_);
-  if (!is_combined_) combine();
+  if (is_combined_) return outputs_;
+  order_.follow(stream_, static_cast<CUstream>(stream));
+  combine();
   return outputs_;
 }
 

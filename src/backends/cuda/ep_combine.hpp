@@ -15,7 +15,7 @@ class Combine : public CombineCall {
   Combine(const CombineArgs& args, const CombinePlan& plan, bool allow_multiple_reduction,
           const CallContext& context, StreamOrder& order, CUstream stream);
 
-  CombineOutputs outputs() override;
+  CombineOutputs outputs(void* stream) override;
   Event event() const override;
 
  private:

@@ -28,10 +28,11 @@ StreamOrder::~StreamOrder() {
   driver().cuStreamDestroy(own_);
 }
 
-void StreamOrder::wait_for_stream(CUstream waiting, CUstream awaited) {
-  if (waiting == awaited) return;
+void StreamOrder::follow(CUstream stream, CUstream awaited) {
+  if (stream == awaited) return;
+  const CurrentContext current(*device_);
   check(driver().cuEventRecord(fork_, awaited), "cuEventRecord");
-  check(driver().cuStreamWaitEvent(waiting, fork_, 0), "cuStreamWaitEvent");
+  check(driver().cuStreamWaitEvent(stream, fork_, 0), "cuStreamWaitEvent");
 }
 
 CUstream StreamOrder::begin(CUstream caller, bool is_async) {
@@ -45,10 +46,10 @@ CUstream StreamOrder::begin(CUstream caller, bool is_async) {
     *current_ = {};
     current_->capture_id = capture_id;
   }
-  wait_for_stream(stream, caller);
+  follow(stream, caller);
   if (current_->event != nullptr) {
     if (current_->stream != stream) current_->event->wait_on(stream);
-    if (current_->caller != caller) wait_for_stream(stream, current_->caller);
+    if (current_->caller != caller) follow(stream, current_->caller);
   }
   current_->caller = caller;
   return stream;

@@ -56,6 +56,9 @@ class StreamOrder {
   StreamOrder(const StreamOrder&) = delete;
   StreamOrder& operator=(const StreamOrder&) = delete;
 
+  /// Makes what is put on a stream from now on start after what another one holds.
+  void follow(CUstream stream, CUstream awaited);
+
   /// The stream for the next call.
   CUstream begin(CUstream caller, bool is_async);
 
@@ -76,8 +79,6 @@ class StreamOrder {
     CUstream stream = nullptr, caller = nullptr;
     std::shared_ptr<CallEvent> event;  // null: there was no call
   };
-  void wait_for_stream(CUstream waiting, CUstream awaited);
-
   std::shared_ptr<const Device> device_;
   std::shared_ptr<Status> status_;
   std::shared_ptr<const std::vector<PeerLink>> links_;
