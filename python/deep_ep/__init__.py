@@ -22,10 +22,13 @@ from .utils.math import (
 if TYPE_CHECKING:
     import torch
 
+    from .buffers.legacy import Buffer
+
     topk_idx_t: torch.dtype
     __version__: str
 
 __all__ = [
+    "Buffer",
     "ContractError",
     "EPBuffer",
     "EPHandle",
@@ -48,6 +51,11 @@ def __getattr__(name: str) -> object:
         from .glue import load_torch_glue
 
         return load_torch_glue("deep_ep.topk_idx_t").topk_idx_dtype()
+    if name == "Buffer":
+        from .buffers.legacy import Buffer
+
+        globals()["Buffer"] = Buffer
+        return Buffer
     if name == "__version__":
         from importlib.metadata import PackageNotFoundError, version
 
