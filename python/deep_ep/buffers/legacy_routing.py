@@ -75,7 +75,7 @@ def layout_of(topk_idx: torch.Tensor, num_experts: int, num_ranks: int, num_doma
     per_expert.scatter_add_(0, lanes, torch.ones_like(lanes, dtype=torch.int32))
     per_domain = None
     if num_domains > 1:
-        in_domain = in_rank.reshape(len(idx), num_domains, -1).any(dim=2)
+        in_domain = in_rank.unflatten(1, (num_domains, -1)).any(dim=2)
         per_domain = in_domain.sum(dim=0, dtype=torch.int32)
     return Layout(
         num_tokens_per_rank=in_rank.sum(dim=0, dtype=torch.int32),
