@@ -90,9 +90,7 @@ def check_rows(
         check_same("recv_x scales", recv_sf, expected.x_sf, rank.index)
 
 
-def check_handle(
-    handle: tuple[torch.Tensor, ...], expected: oracle.Received, rank: Rank
-) -> None:
+def check_handle(handle: tuple[torch.Tensor, ...], expected: oracle.Received, rank: Rank) -> None:
     assert type(handle) is tuple
     assert all(isinstance(part, torch.Tensor) for part in handle)
     sources = [token for _, token in expected.places]

@@ -14,6 +14,7 @@ from deep_ep import _core, comm
 from deep_ep._core import ContractError
 from deep_ep.buffers.ep import EPBuffer
 from deep_ep.buffers.legacy_config import Config, default_config
+from deep_ep.buffers.legacy_low_latency import LowLatencyCalls
 from deep_ep.buffers.legacy_throughput import ThroughputCalls
 from deep_ep.device import CPU
 from deep_ep.utils.event import EventHandle, EventOverlap
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["Buffer", "Config"]
 
 
-class Buffer(ThroughputCalls):
+class Buffer(ThroughputCalls, LowLatencyCalls):
     """Dispatch and combine of V1 over the ranks of one group, for throughput and for low latency.
 
     Tensors lie where `EPBuffer` would have them: on torch's current GPU, else on the CPU
@@ -126,6 +127,7 @@ class Buffer(ThroughputCalls):
         if not self.explicitly_destroy:
             raise ContractError("destroy() needs a buffer made with explicitly_destroy=True")
         self._local.clear()
+        self._combine_memory = None
         self._ep.destroy()
 
     @staticmethod
