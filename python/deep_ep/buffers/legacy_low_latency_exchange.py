@@ -159,7 +159,7 @@ def _once(function: Hook) -> Hook:
 
 
 def _for_lanes(rows: torch.Tensor, num_topk: int) -> torch.Tensor:
-    """A copy of each row for each lane of its token; the caller may change its own after the call."""
+    """A copy of each row for each lane of its token: the caller may overwrite its own."""
     lanes = rows.unsqueeze(1).expand(-1, num_topk, -1)
     return lanes.clone(memory_format=torch.contiguous_format).flatten(0, 1)
 
