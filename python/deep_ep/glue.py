@@ -18,6 +18,8 @@ def outside_graphs(function: AnyFunction) -> AnyFunction:
     """Keeps a function out of the graphs of `torch.compile`, which cannot call the C++ library."""
     function._torchdynamo_disable = True  # what torch.compiler.disable sets; importing it takes 1 s
     _outside_graphs.append(function)
+    if _glue is not None:
+        _glue.skip_when_compiling(function)
     return function
 
 

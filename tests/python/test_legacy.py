@@ -187,14 +187,13 @@ def dispatch_worst_case(rank: Rank, problem: Problem, extra: int) -> None:
     check_same("recv_topk_weights", weights[:received], expected.topk_weights, rank.index)
     assert (ids[received:] == -1).all()
     assert handle[0][:, rank.index].tolist() == expected.psum
-    for used in (handle, tuple(part.clone() for part in handle)):
-        if used is not handle:
-            del handle
-            gc.collect()
-        ex.check_combine(buffer, rank, problem, used, num_bias=1, num_rows=num_worst)
-        again = buffer.dispatch(put(tokens[rank.index].x), handle=used)[0]
+    for _ in range(2):
+        ex.check_combine(buffer, rank, problem, handle, num_bias=1, num_rows=num_worst)
+        again = buffer.dispatch(put(tokens[rank.index].x), handle=handle)[0]
         assert len(again) == num_worst
         check_same("recv_x again", again[:received], expected.x, rank.index)
+        handle = tuple(part.clone() for part in handle)  # and once more with copies alone
+        gc.collect()
     buffer.destroy()
 
 

@@ -665,3 +665,34 @@ def test_d10_inference_tensors_and_tensors_with_gradients_are_taken(backend: str
         buffer.destroy()
 
     run_threads(3, body)
+
+
+def test_calls_break_the_graphs_of_torch_compile_and_work(backend: str) -> None:
+    """Section 9."""
+    run_threads(1, call_compiled)
+
+
+def call_compiled(rank: Rank) -> None:
+    buffer = ex.make_buffer(rank)
+    x = put(torch.ones(3, 128, dtype=torch.bfloat16))
+    topk_idx, weights = put(torch.zeros(3, 1, dtype=torch.int64)), put(torch.ones(3, 1))
+
+    @torch.compile(backend="eager")
+    def layer(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        per_rank, _, per_expert, in_rank, _ = buffer.get_dispatch_layout(topk_idx, 2)
+        recv_x, _, _, _, handle, _ = buffer.dispatch(
+            x * 2,
+            num_tokens_per_rank=per_rank,
+            is_token_in_rank=in_rank,
+            num_tokens_per_expert=per_expert,
+            topk_idx=topk_idx,
+            topk_weights=weights,
+        )
+        first = buffer.combine(recv_x + 1, handle)[0]
+        recv_x, _, handle, _, _ = buffer.low_latency_dispatch(first, topk_idx, 3, 2, use_fp8=False)
+        return first, buffer.low_latency_combine(recv_x * 2, topk_idx, weights, handle)[0]
+
+    first, second = layer(x)
+    assert (first == 3).all()
+    assert (second == 6).all()
+    buffer.destroy()

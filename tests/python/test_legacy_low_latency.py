@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -144,6 +145,25 @@ def test_dispatch_and_combine_agree_with_the_oracle(
     pool: RankPool, backend: str, group: tuple[int, int], options: dict[str, bool]
 ) -> None:
     pool.run(group[0], check_round_trip, shape(group[0]), options, num_domains=group[1])
+
+
+def test_lanes_add_up_in_ascending_order(backend: str) -> None:
+    run_threads(2, check_order, shape(2, num_topk=8, num_experts=16))
+
+
+def check_order(rank: Rank, problem: Problem) -> None:
+    """Equal weights: large rows cancel each other, and small ones are lost between them."""
+    buffer = ex.make_buffer(rank)
+    handle = call_dispatch(buffer, rank, problem)[2]
+    tokens = problems.tokens_of(problem)
+    tokens = [replace(t, topk_weights=torch.full_like(t.topk_weights, 0.5)) for t in tokens]
+    own, outputs = put_tokens(tokens[rank.index]), outputs_of(problem)
+    combined, _, _ = buffer.low_latency_combine(
+        put(outputs[rank.index]), own.topk_idx, own.topk_weights, handle
+    )
+    expected = oracle.low_latency_combine(tokens, problem.num_experts, rank.index, outputs)
+    check_same("combined_x", combined, expected, rank.index)
+    buffer.destroy()
 
 
 SHAPES = {

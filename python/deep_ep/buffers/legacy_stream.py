@@ -25,13 +25,13 @@ def run_placed(
     previous: _core.Event | None,
     is_async: bool,
 ) -> tuple[tuple, EventOverlap]:
-    """Runs a call that puts all its work on the current stream.
+    """Runs a call that puts all its work on the current stream, after what that holds.
 
     Args:
         ep: The buffer whose calls it makes.
         call: Makes the calls and what goes with them, returns the results.
         inputs: Tensors that the work reads, in any nesting.
-        previous: Start after this; None: after what the current stream holds.
+        previous: Start after this too.
         is_async: On a GPU run on the buffer's stream; the current one does not wait. CPU ranks are
             done when this returns.
 
@@ -44,8 +44,7 @@ def run_placed(
         return results, EventOverlap(EventHandle() if is_async else None)
     caller, comm = torch.cuda.current_stream(ep.device_idx), ep.get_comm_stream()
     with torch.cuda.stream(comm):
-        if previous is None:
-            comm.wait_stream(caller)
+        comm.wait_stream(caller)  # also with `previous`: that stream may still use lent memory
         _follow(previous, ep.device_idx)
         results = call()
         event = EventOverlap(EventHandle())

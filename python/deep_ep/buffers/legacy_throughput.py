@@ -46,11 +46,12 @@ __all__ = ["ThroughputCalls"]
 class ThroughputCalls:
     """Part of `Buffer`.
 
-    Calls are collective. `previous_event`: start after it, None: after what the current stream
-    holds. `async_finish`: the current stream does not wait, results are valid after a wait for the
-    event; CPU ranks are done when a call returns. `allocate_on_comm_stream` has no effect. Bad
-    arguments raise TypeError or ContractError, and RuntimeError with the same text on the other
-    ranks, as in `EPBuffer`, as do TimeoutError and RuntimeError.
+    Calls are collective and come after what the current stream holds, and after `previous_event`.
+    `async_finish`: the current stream does not wait, results are valid after a wait for the event;
+    CPU ranks are done when a call returns. `allocate_on_comm_stream` has no effect.
+
+    Errors are those of `EPBuffer`: TypeError and ContractError for bad arguments, RuntimeError with
+    the same text on the other ranks; TimeoutError and RuntimeError for ranks that are missing.
     """
 
     _ep: EPBuffer
