@@ -271,7 +271,10 @@ def drop_handle(rank: Rank, problem: Problem) -> None:
 WRONG = {
     "no_layout": {"is_token_in_rank": None},
     "ids_alone": {"topk_weights": None},
-    "wrong_mask": {"is_token_in_rank": torch.zeros(4, 2, dtype=torch.bool)},
+    "wrong_mask": {
+        "is_token_in_rank": torch.zeros(4, 2, dtype=torch.bool),
+        "num_tokens_per_rank": torch.zeros(2, dtype=torch.int32),
+    },
     "wrong_counts": {"num_tokens_per_rank": torch.zeros(2, dtype=torch.int32)},
     "wrong_expert_counts": {"num_tokens_per_expert": torch.zeros(4, dtype=torch.int32)},
     "long_counts": {"num_tokens_per_rank": torch.zeros(2, dtype=torch.int64)},

@@ -16,7 +16,7 @@ from deep_ep.buffers.ep import EPBuffer
 from deep_ep.buffers.legacy_config import Config, default_config
 from deep_ep.buffers.legacy_low_latency import LowLatencyCalls
 from deep_ep.buffers.legacy_throughput import ThroughputCalls
-from deep_ep.device import CPU
+from deep_ep.device import CPU, ordinal_of
 from deep_ep.utils.event import EventHandle, EventOverlap
 from deep_ep.utils.math import align, get_num_allocation_alignment
 
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 
 
 __all__ = ["Buffer", "Config"]
+
+# V1's sizes are those of queues, an `EPBuffer` keeps what calls return. On the CPU that takes no
+# memory before it is used, and less would go back to the system after each call.
+_LEAST_CPU_BYTES = 1 << 30
 
 
 class Buffer(ThroughputCalls, LowLatencyCalls):
@@ -103,10 +107,11 @@ class Buffer(ThroughputCalls, LowLatencyCalls):
         self.low_latency_mode = low_latency_mode
         self.explicitly_destroy = explicitly_destroy
         self.enable_shrink = enable_shrink
-        unit = get_num_allocation_alignment()
+        num_bytes = num_nvl_bytes + num_rdma_bytes
+        num_bytes = max(num_bytes, _LEAST_CPU_BYTES if ordinal_of(None) == CPU else 1)
         self._ep = EPBuffer(
             ranks,
-            num_bytes=max(align(num_nvl_bytes + num_rdma_bytes, unit), unit),
+            num_bytes=align(num_bytes, get_num_allocation_alignment()),
             # V1 knows no such limit: the largest that token ids have room for.
             num_max_tokens_per_rank=(2**31 - 1) // self.group_size,
             explicitly_destroy=explicitly_destroy,

@@ -175,7 +175,8 @@ def weighted_sum(
     Products and sums are rounded one by one.
 
     Args:
-        rows: `[T, K, H]` bfloat16; of lanes with the same expert only the first is read.
+        rows: `[T, K, H]` bfloat16, 0 in lanes without expert; of lanes with the same expert only
+            the first is read.
         topk_idx: `[T, K]`; ids outside 0 .. E - 1 add nothing.
         topk_weights: `[T, K]` float32.
         num_experts: E.
@@ -184,8 +185,8 @@ def weighted_sum(
     lanes = first_lanes(topk_idx)
     tokens = torch.arange(len(rows), device=rows.device)
     is_routed = (topk_idx >= 0) & (topk_idx < num_experts)
+    weights = torch.where(is_routed, topk_weights, 0)  # times the zeros of a lane without expert
     total = torch.zeros(out.shape, dtype=torch.float32, device=out.device)
     for lane in range(topk_idx.shape[1]):
-        product = rows[tokens, lanes[:, lane]].float() * topk_weights[:, lane : lane + 1]
-        total = torch.where(is_routed[:, lane : lane + 1], total + product, total)
+        total += rows[tokens, lanes[:, lane]].float().mul_(weights[:, lane : lane + 1])
     out.copy_(total)
