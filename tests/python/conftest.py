@@ -38,3 +38,10 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.skip("needs a GPU that torch can use")
     monkeypatch.setenv("EP_DEVICE", request.param)
     return request.param
+
+
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For buffers made without device and time limit: the CPU, unless `backend` follows."""
+    monkeypatch.setenv("EP_DEVICE", "cpu")
+    monkeypatch.setenv("EP_TIMEOUT_SECS", "30")  # a test that hangs must say so soon

@@ -22,9 +22,7 @@ from ranks import Rank, RankPool, run_threads
 GROUPS = [(1, 1), (2, 1), (3, 1), (4, 1), (4, 2), (6, 3), (8, 1)]  # ranks, domains
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EP_TIMEOUT_SECS", "30")  # a test that hangs must say so soon
+pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 def shape(num_ranks: int, num_domains: int = 1, **changes: object) -> Problem:

@@ -23,9 +23,7 @@ NUM_RANKS, NUM_EXPERTS, NUM_TOPK, HIDDEN = 3, 6, 3, 128
 NUM_TOKENS = (5, 0, 9)
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EP_TIMEOUT_SECS", "30")
+pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 class Batch:

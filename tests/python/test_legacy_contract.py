@@ -23,14 +23,12 @@ from deep_ep import Buffer, ContractError, EventHandle, EventOverlap
 from deep_ep.buffers.legacy import Config
 from exchange import check_same, put
 from problem import Problem
-from ranks import Rank, RankPool, run_threads, worker_environment
+from ranks import Rank, RankPool, own_stream, run_threads, worker_environment
 
 PROBLEM = Problem(num_ranks=3, tokens=(9, 0, 5), hidden=48, num_experts=6, routing="masked")
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EP_TIMEOUT_SECS", "30")
+pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 def arguments_of(buffer: Buffer, rank: Rank, problem: Problem = PROBLEM) -> dict[str, Any]:
@@ -467,7 +465,8 @@ def test_e7_two_threads_take_turns_on_one_buffer(backend: str) -> None:
                 for _ in range(3):
                     assert turns[which].wait(20)
                     turns[which].clear()
-                    check_works(buffer, rank, PROBLEM.rerouted(which))
+                    with own_stream():
+                        check_works(buffer, rank, PROBLEM.rerouted(which))
                     turns[1 - which].set()
             except BaseException as error:
                 errors.append(error)

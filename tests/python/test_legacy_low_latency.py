@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -26,9 +28,7 @@ FORMATS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("EP_TIMEOUT_SECS", "30")  # a test that hangs must say so soon
+pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 def shape(num_ranks: int, **changes: object) -> Problem:
@@ -240,6 +240,39 @@ def overwrite_inputs(rank: Rank, problem: Problem) -> None:
         rank.barrier()
     hook()
     check_received(rank, problem, recv_x, count, handle, use_fp8=False)
+    buffer.destroy()
+
+
+def test_e8_outputs_are_the_callers_once_the_hook_has_run(backend: str) -> None:
+    run_threads(1, drop_outputs, shape(1))
+
+
+def drop_outputs(rank: Rank, problem: Problem) -> None:
+    buffer = ex.make_buffer(rank)
+    (data, _), count, handle, event, hook = call_dispatch(
+        buffer, rank, problem, return_recv_hook=True
+    )
+    hook()
+    references = weakref.ref(data), weakref.ref(handle.core)
+    del data, handle
+    gc.collect()
+    assert [reference() for reference in references] == [None, None]
+    buffer.destroy()
+
+
+def test_ids_of_32_bits_are_taken(backend: str) -> None:
+    run_threads(2, dispatch_small_ids, shape(2, routing="duplicates"))
+
+
+def dispatch_small_ids(rank: Rank, problem: Problem) -> None:
+    buffer = ex.make_buffer(rank)
+    tokens = put_tokens(problems.tokens_of(problem)[rank.index])
+    ids, rows = tokens.topk_idx.int(), put(outputs_of(problem)[rank.index])
+    _, _, handle, _, _ = buffer.low_latency_dispatch(
+        tokens.x, ids, problem.max_tokens, problem.num_experts
+    )
+    combined, _, _ = buffer.low_latency_combine(rows, ids, tokens.topk_weights, handle)
+    check_same("combined_x", combined, expected_sum(rank, problem), rank.index)
     buffer.destroy()
 
 

@@ -229,7 +229,8 @@ class ThroughputCalls:
         Args:
             x: `[n, H]` bfloat16, contiguous, one row for each row of the dispatch.
             handle: Of the dispatch, or of any dispatch before.
-            topk_weights: `[n, K]` float32, contiguous; optional, on all ranks or on none.
+            topk_weights: `[n, K]` float32, contiguous; optional, on all ranks or on none. With them
+                a GPU is waited for, unless the dispatch had `num_worst_tokens`.
             bias: `[T, H]` bfloat16, contiguous, added to the sums; or a pair of such; optional.
             config: Settings; None: `get_combine_config(R)`.
             previous_event: See the class, as for the rest.
