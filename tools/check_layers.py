@@ -76,7 +76,7 @@ IMPURE_HEADERS = {
 NVRTC_FOLDER = "src/jit/"
 """The one folder that calls NVRTC; the rest asks it for cubins."""
 
-TORCH_MODULES = ("torch.py", "autograd.py", "demo/**", "bench/**")
+TORCH_MODULES = ("torch.py", "autograd.py", "buffers/legacy*.py", "demo/**", "bench/**")
 """Files of python/deep_ep that only a program with torch imports, so they may need it at once."""
 
 

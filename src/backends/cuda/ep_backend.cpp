@@ -58,7 +58,7 @@ class CudaEPBackend : public EPBackend {
   std::shared_ptr<DispatchCall> dispatch(const DispatchArgs& args,
                                          const DispatchPlan& plan) override {
     const bool waits = !plan.is_cached && plan.has_exact_counts;
-    require(!waits || !capture_of(static_cast<CUstream>(args.stream)).is_active(),
+    require(!waits || !capture_of(*context_.device, static_cast<CUstream>(args.stream)).is_active(),
             "a dispatch in a captured graph needs a handle, or do_cpu_sync=False: the host can't "
             "wait for counts there");
     return start("dispatch", args, [&](const CallContext& context, CUstream stream) {
@@ -272,7 +272,7 @@ class CudaEPBackend : public EPBackend {
   // Who lends for work on a stream. A graph that is being captured keeps its memory, and all else
   // that kernels touch.
   std::shared_ptr<Lender> lender_on(CUstream stream) {
-    const Capture capture = capture_of(stream);
+    const Capture capture = capture_of(*context_.device, stream);
     if (!capture.is_active()) return context_.arena;
     drop_what_graphs_kept();
     auto pool = graph_pool_.lock();

@@ -2,7 +2,8 @@
 
 namespace deep_ep::cuda {
 
-Capture capture_of(CUstream stream) {
+Capture capture_of(const Device& device, CUstream stream) {
+  const CurrentContext current(device);
   constexpr int kActive = 1;
   int status = 0;
   Capture capture;
@@ -36,7 +37,7 @@ void StreamOrder::follow(CUstream stream, CUstream awaited) {
 }
 
 CUstream StreamOrder::begin(CUstream caller, bool is_async) {
-  const std::uint64_t capture_id = capture_of(caller).id;
+  const std::uint64_t capture_id = capture_of(*device_, caller).id;
   const CUstream stream = is_async ? own_ : caller;
   while (!in_flight_.empty() && capture_id == 0 && in_flight_.front().first->is_done()) {
     in_flight_.pop_front();

@@ -21,7 +21,7 @@ struct Capture {
 };
 
 /// Throws kDevice if the stream cannot be used now.
-Capture capture_of(CUstream stream);
+Capture capture_of(const Device& device, CUstream stream);
 
 /// A point in the work of a buffer: waiting for it looks for faults, too.
 class CallEvent : public RecordedEvent {
