@@ -13,7 +13,7 @@ from deep_ep.buffers.legacy_routing import MAX_LANES, Layout, layout_of
 if TYPE_CHECKING:
     from deep_ep.buffers.ep import EPBuffer, Input
 
-__all__ = ["check_routed", "check_worst", "num_sms_of", "require_weights", "split_x"]
+__all__ = ["check_routed", "check_rows", "num_sms_of", "require_weights", "split_x"]
 
 
 def num_sms_of(config: Config | None, default: Config) -> int:
@@ -35,17 +35,25 @@ def split_x(x: Input) -> tuple[torch.Tensor, torch.Tensor | None]:
         )
     if x_sf is None and x.dtype != torch.bfloat16:
         raise ContractError(f"x without scales must be bfloat16, got {x.dtype}")
-    if x_sf is not None and (x_sf.dim() != 2 or x_sf.dtype not in (torch.float32, torch.int32)):
-        raise ContractError(f"scales must be a matrix of float32 or int32, got {x_sf.dtype}")
+    if x_sf is None:
+        return x, None
+    if not isinstance(x_sf, torch.Tensor):
+        raise TypeError(f"scales must be a tensor, got {type(x_sf).__name__}")
+    is_word = x_sf.dtype in (torch.float32, torch.int32)
+    if x_sf.dim() != 2 or len(x_sf) != len(x) or not is_word:
+        raise ContractError(
+            f"scales must be [{len(x)}, packs] float32 or int32, "
+            f"got {list(x_sf.shape)} {x_sf.dtype}"
+        )
     return x, x_sf
 
 
 def check_routed(
     ep: EPBuffer,
+    num_tokens: int,
     layout: Layout,
     topk_idx: torch.Tensor | None,
     topk_weights: torch.Tensor | None,
-    expert_alignment: int,
 ) -> None:
     needed = ["num_tokens_per_rank", "is_token_in_rank", "num_tokens_per_expert"]
     if ep.num_rdma_ranks > 1:
@@ -55,22 +63,30 @@ def check_routed(
         raise ContractError(f"{', '.join(missing)} must be given without a handle")
     if (topk_idx is None) != (topk_weights is None):
         raise ContractError("topk_idx and topk_weights must be given both or neither")
+    if topk_idx is not None:
+        if topk_idx.dim() != 2 or len(topk_idx) != num_tokens:
+            raise ContractError(
+                f"topk_idx must be [{num_tokens}, num_topk], got {list(topk_idx.shape)}"
+            )
+        require_weights(topk_weights, num_tokens)
+    _require_layout(layout, num_tokens, topk_idx, ep.num_ranks)
+
+
+def check_rows(
+    ep: EPBuffer,
+    num_tokens: int,
+    topk_idx: torch.Tensor | None,
+    expert_alignment: int,
+    num_worst_tokens: int,
+) -> None:
     if expert_alignment < 1:
         raise ContractError(f"expert_alignment must be at least 1, got {expert_alignment}")
-    _require_layout(layout, topk_idx, ep.num_ranks)
-    if topk_idx is not None:
-        require_weights(topk_weights, len(topk_idx))
-
-
-def check_worst(
-    ep: EPBuffer, x: torch.Tensor, topk_idx: torch.Tensor | None, num_worst_tokens: int
-) -> None:
     if num_worst_tokens == 0:
         return
-    if num_worst_tokens < ep.num_ranks * len(x):
+    if num_worst_tokens < ep.num_ranks * num_tokens:
         raise ContractError(
             f"num_worst_tokens must be at least the {ep.num_ranks} ranks times the most tokens of "
-            f"any rank, got {num_worst_tokens} for {len(x)} tokens"
+            f"any rank, got {num_worst_tokens} for {num_tokens} tokens"
         )
     if topk_idx is None or ep.num_rdma_ranks > 1:
         raise ContractError("num_worst_tokens needs topk_idx and one scale-up domain")
@@ -86,7 +102,9 @@ def require_weights(weights: torch.Tensor, num_rows: int) -> None:
         raise ContractError(f"topk_weights must be contiguous, got strides {weights.stride()}")
 
 
-def _require_layout(given: Layout, topk_idx: torch.Tensor | None, num_ranks: int) -> None:
+def _require_layout(
+    given: Layout, num_tokens: int, topk_idx: torch.Tensor | None, num_ranks: int
+) -> None:
     """Raises unless the arguments of a dispatch can belong together.
 
     What only their contents tell is looked at on the CPU, where it costs no waiting.
@@ -98,7 +116,7 @@ def _require_layout(given: Layout, topk_idx: torch.Tensor | None, num_ranks: int
     shapes = {
         "num_tokens_per_rank": (given.num_tokens_per_rank, torch.int32, (num_ranks,)),
         "num_tokens_per_expert": (experts, torch.int32, experts.shape[:1]),
-        "is_token_in_rank": (in_rank, torch.bool, (*in_rank.shape[:1], num_ranks)),
+        "is_token_in_rank": (in_rank, torch.bool, (num_tokens, num_ranks)),
     }
     for name, (tensor, dtype, shape) in shapes.items():
         if tensor.dtype != dtype or tensor.shape != shape:

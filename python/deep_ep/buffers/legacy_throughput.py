@@ -14,7 +14,7 @@ from deep_ep._core import ContractError
 from deep_ep.buffers.ep import EPBuffer, _refusing
 from deep_ep.buffers.legacy_arguments import (
     check_routed,
-    check_worst,
+    check_rows,
     num_sms_of,
     require_weights,
     split_x,
@@ -165,8 +165,8 @@ class ThroughputCalls:
                 is_token_in_rank,
             )
             if handle is None:
-                check_routed(ep, layout, topk_idx, topk_weights, expert_alignment)
-                check_worst(ep, x, topk_idx, num_worst_tokens)
+                check_routed(ep, len(x), layout, topk_idx, topk_weights)
+                check_rows(ep, len(x), topk_idx, expert_alignment, num_worst_tokens)
             elif topk_idx is not None or topk_weights is not None:
                 raise ContractError("topk_idx and topk_weights do not go with a handle")
             else:
@@ -182,7 +182,7 @@ class ThroughputCalls:
                 *(expert_alignment, num_worst_tokens, num_sms),
             )
 
-        inputs = (x, x_sf, vars(layout).values(), topk_idx, topk_weights, handle)
+        inputs = (x, x_sf, tuple(vars(layout).values()), topk_idx, topk_weights, handle)
         results, event = run_placed(ep, call, inputs, previous, async_finish)
         return (*results, event)
 
