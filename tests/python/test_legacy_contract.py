@@ -688,8 +688,16 @@ def call_compiled(rank: Rank) -> None:
             topk_weights=weights,
         )
         first = buffer.combine(recv_x + 1, handle)[0]
-        recv_x, _, handle, _, _ = buffer.low_latency_dispatch(first, topk_idx, 3, 2, use_fp8=False)
-        return first, buffer.low_latency_combine(recv_x * 2, topk_idx, weights, handle)[0]
+        recv_x, _, handle, _, hook = buffer.low_latency_dispatch(
+            first, topk_idx, 3, 2, return_recv_hook=True
+        )
+        hook()
+        rows = recv_x[0].float() * recv_x[1].repeat_interleave(128, dim=2)
+        second, _, hook = buffer.low_latency_combine(
+            (rows * 2).bfloat16(), topk_idx, weights, handle, return_recv_hook=True
+        )
+        hook()
+        return first, second
 
     first, second = layer(x)
     assert (first == 3).all()

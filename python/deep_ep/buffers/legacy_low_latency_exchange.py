@@ -21,6 +21,7 @@ from deep_ep.buffers.legacy_packed import (
 )
 from deep_ep.buffers.legacy_stream import run_placed
 from deep_ep.device import CPU
+from deep_ep.glue import outside_graphs
 from deep_ep.utils.event import EventOverlap
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ class Dispatch:
     def send(self, **options: bool) -> tuple | EventOverlap:
         return _dispatch_lanes(self._ep, self._rows, self._topk_idx, self._shape, **options)
 
+    @outside_graphs
     def receive(self, received: tuple) -> None:
         recv_x, _, _, core = received[:4]
         self._handle.packed_rows = self._packed.fill(recv_x, core)
@@ -120,6 +122,7 @@ class Combine:
     def send(self, **options: bool) -> tuple | EventOverlap:
         return self._ep.combine(self._rows, self._core, **options)
 
+    @outside_graphs
     def receive(self, received: tuple) -> None:
         rows = received[0].unflatten(0, tuple(self._topk_idx.shape))
         weighted_sum(rows, self._topk_idx, self._topk_weights, self._shape.num_experts, self._out)
