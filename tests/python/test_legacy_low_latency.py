@@ -349,6 +349,45 @@ def cross_two_batches(rank: Rank, first: Problem, second: Problem) -> None:
     buffer.destroy()
 
 
+def test_l5_a_graph_replays_dispatch_and_combine(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU that torch can use")
+    monkeypatch.setenv("EP_DEVICE", "cuda")
+    run_threads(1, replay, shape(1, tokens=5, num_max_tokens=8, num_experts=4, num_topk=3))
+
+
+def replay(rank: Rank, problem: Problem) -> None:
+    """Other contents at the same addresses with each replay."""
+    buffer = ex.make_buffer(rank)
+    tokens = put_tokens(problems.tokens_of(problem)[0])
+    inputs = [tokens.x, tokens.topk_idx, tokens.topk_weights, put(outputs_of(problem)[0])]
+    x, topk_idx, topk_weights, rows = inputs
+    out = torch.empty_like(x)
+
+    def calls() -> tuple:
+        recv_x, count, handle, _, _ = buffer.low_latency_dispatch(
+            x, topk_idx, problem.max_tokens, problem.num_experts
+        )
+        buffer.low_latency_combine(rows, topk_idx, topk_weights, handle, out=out)
+        return recv_x, count, handle
+
+    calls()  # compiles the kernels
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        received = calls()
+    for seed in range(3):
+        variant = problem.rerouted(seed)
+        tokens = problems.tokens_of(variant)[0]
+        values = [tokens.x, tokens.topk_idx, tokens.topk_weights, outputs_of(variant)[0]]
+        for tensor, value in zip(inputs, values, strict=True):
+            tensor.copy_(value)
+        graph.replay()
+        check_received(rank, variant, *received)
+        check_same("combined_x", out, expected_sum(rank, variant), rank.index)
+    del graph
+    buffer.destroy()
+
+
 # --- buffers, statistics, masks -------------------------------------------------------------------
 
 
