@@ -45,12 +45,12 @@ def inputs_of(problem: Problem, rank: int) -> tuple[Tensor, Tensor, Tensor, Tens
     seed = problems.generator(problem.seed, rank, 3)
     weights = torch.randint(1, 5, tokens.topk_idx.shape, generator=seed) / 4
     loss = torch.randint(-2, 3, tokens.x.shape, generator=seed).float()
-    return whole(tokens.x.float()), tokens.topk_idx, weights, loss
+    return ex.put_all((whole(tokens.x.float()), tokens.topk_idx, weights, loss))
 
 
 def layer_in_one_process(problem: Problem, rank: int, x: Tensor, weights: Tensor) -> Tensor:
     """The layer without communication: every token visits its experts here."""
-    topk_idx = problems.tokens_of(problem)[rank].topk_idx
+    topk_idx = ex.put(problems.tokens_of(problem)[rank].topk_idx)
     lanes = torch.where(topk_idx >= 0, weights * scale_of(topk_idx), 0.0)
     return x * lanes.sum(dim=1, keepdim=True)
 
@@ -59,7 +59,7 @@ def layer(
     buffer: object, rank: Rank, problem: Problem, call: Call, x: Tensor, weights: Tensor
 ) -> Tensor:
     """The same layer, its experts spread over the ranks."""
-    topk_idx = problems.tokens_of(problem)[rank.index].topk_idx
+    topk_idx = ex.put(problems.tokens_of(problem)[rank.index].topk_idx)
     rows, ids, row_weights, handle = dispatch(
         buffer,
         x.bfloat16(),
@@ -74,7 +74,7 @@ def layer(
     first = rank.index * (problem.num_experts // problem.num_ranks)
     if call.do_expand:
         ends = handle.psum_num_recv_tokens_per_expert
-        expert = torch.zeros(len(rows))
+        expert = torch.zeros(len(rows), device=rows.device)
         for local in range(len(ends) - 1, -1, -1):
             expert[: oracle.align(int(ends[local]), call.alignment)] = first + local
         factor = row_weights * scale_of(expert)
@@ -212,7 +212,7 @@ def compare_unsynchronised(rank: Rank, problem: Problem, call: Call) -> None:
     """A loss on what was received: the gradient of x counts the ranks (or lanes) of each token."""
     problem = Problem(**{**problem.__dict__, "routing": "masked", "num_topk": 2})
     buffer = ex.make_buffer(rank, problem)
-    tokens = problems.tokens_of(problem)[rank.index]
+    tokens = ex.put_tokens(problems.tokens_of(problem)[rank.index])
     results = []
     for cpu_sync in (True, False):
         x = whole(tokens.x.float()).bfloat16().requires_grad_()
@@ -249,7 +249,7 @@ def backward_in_thread(rank: Rank, problem: Problem) -> None:
     x, _, weights, loss = inputs_of(problem, rank.index)
     leaf = x.clone().requires_grad_()
     output = layer(buffer, rank, problem, Call(), leaf, weights)
-    thread = threading.Thread(target=lambda: (output * loss).sum().backward())
+    thread = threading.Thread(target=(output * loss).sum().backward)
     thread.start()
     thread.join(30)
     other = x.clone().requires_grad_()

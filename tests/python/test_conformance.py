@@ -254,7 +254,7 @@ def count_received(rank: Rank, problem: Problem) -> None:
     buffer = ex.make_buffer(rank, problem)
     exchange = problems.exchange_of(problem)
     layout = oracle.layout_of(exchange, rank.index, do_expand=False)
-    stats = torch.full((exchange.num_local_experts,), 100, dtype=torch.int32)
+    stats = ex.put(torch.full((exchange.num_local_experts,), 100, dtype=torch.int32))
     arguments = ex.dispatch_arguments(exchange.tokens[rank.index], exchange, Call(alignment=16))
     for times in (1, 2):
         buffer.dispatch(**arguments, cumulative_local_expert_recv_stats=stats)

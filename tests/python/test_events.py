@@ -16,7 +16,7 @@ import problem as problems
 from deep_ep import EPBuffer, EventHandle, EventOverlap
 from exchange import Call
 from problem import Problem
-from ranks import Rank, run_threads
+from ranks import Rank, own_stream, run_threads
 
 PROBLEM = Problem(num_ranks=3, tokens=(9, 0, 5), hidden=48, num_experts=6, routing="masked")
 
@@ -150,14 +150,15 @@ def test_a_deferred_combine_reads_a_bias_that_is_written_before_the_wait(backend
     def body(rank: Rank) -> None:
         buffer = ex.make_buffer(rank, PROBLEM)
         x, _, _, handle, _ = buffer.dispatch(**arguments_of(rank))
-        bias = torch.zeros(PROBLEM.num_tokens[rank.index], PROBLEM.hidden, dtype=torch.bfloat16)
+        tokens = PROBLEM.num_tokens[rank.index]
+        bias = ex.put(torch.zeros(tokens, PROBLEM.hidden, dtype=torch.bfloat16))
         options = {"async_with_compute_stream": True, "defer_epilogue": True, "bias": bias}
         event = buffer.combine(x, handle, **options)
         bias.copy_(problems.make_bias(PROBLEM, rank.index, 1)[0])
         combined, _ = event.wait()
         exchange = problems.exchange_of(PROBLEM)
         rows = [oracle.dispatch(exchange, r).x for r in range(rank.size)]
-        expected = oracle.combine(exchange, rank.index, rows, bias=[bias])
+        expected = oracle.combine(exchange, rank.index, rows, bias=[bias.cpu()])
         ex.check_same("combined_x", combined, expected, rank.index)
         buffer.destroy()
 
@@ -281,9 +282,10 @@ def test_threads_take_turns_on_one_buffer(backend: str) -> None:
 
         def one_turn(seed: int) -> None:
             try:
-                problem = PROBLEM.rerouted(seed)
-                handle = ex.check_dispatch(buffer, rank, problem, Call(mode="async"))[3]
-                ex.check_combine(buffer, rank, problem, Call(mode="async"), handle)
+                with own_stream():
+                    problem = PROBLEM.rerouted(seed)
+                    handle = ex.check_dispatch(buffer, rank, problem, Call(mode="async"))[3]
+                    ex.check_combine(buffer, rank, problem, Call(mode="async"), handle)
             except BaseException as error:
                 failed.append(error)
 
